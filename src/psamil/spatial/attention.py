@@ -1,0 +1,215 @@
+r"""Posterior attention: exact, O(n) memory, differentiable in q, k, v and theta.
+
+    o_i = sum_j p_ij v_j,   p_i. = softmax over { j : d_ij <= K_h } of  -||q_i - k_j||^2 / (2 sqrt d) + log f(d_ij | theta_h)
+
+with K_h = f^{-1}(tau | theta_h). The paper's assumptions are relaxed as in its equation for the refined posterior (with
+the sign and the factor of its Gaussian: minus, one half). `psamil.spatial.reference` states the same in n x n arrays.
+
+The work is done by one of three paths per bag, whichever computes fewest pairs, weighted by the cost of a pair:
+"lattice" (positions are whole steps apart), "scattered" (any positions), "dense" (small bags, or no pruning).
+``layout.choose(radii)`` shows the choice and ``Layout.of(xy, path=...)`` forces it.
+"""
+
+import math
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
+
+from psamil.errors import OptionError, ShapeError
+from psamil.spatial import kernels
+from psamil.spatial.decays import Decay, get_decay
+from psamil.spatial.layout import Blocks, Layout
+from psamil.spatial.reference import squared_radius
+
+
+def posterior_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    xy: Tensor,
+    theta: Tensor,
+    *,
+    decay: str | Decay,
+    tau: float = 1e-3,
+    bags: Tensor | None = None,
+    layout: Layout | None = None,
+) -> Tensor:
+    """Attention of every tile to the tiles within its heads' radii.
+
+    Args:
+        q, k, v: (n, heads, d). bfloat16 and float16 are computed in float32.
+        xy: (n, 2) positions in tile steps, on a lattice or not.
+        theta: (heads,) positive parameters of the prior.
+        decay: "exponential", "gaussian", "cauchy" or a decay object.
+        tau: prior below which a tile is pruned; 0 prunes nothing.
+        bags: (b + 1,) offsets of packed bags; attention never crosses bags. Default: one bag.
+        layout: of these positions and bags, if it was built before; ``xy`` and ``bags`` are then not looked at.
+
+    Returns:
+        (n, heads, d) in the dtype of q.
+    """
+    decay = get_decay(decay)
+    _check(q, k, v, xy, theta, tau)
+    if len(q) == 0:
+        return q + k + v  # nothing to attend to, nothing to differentiate
+    layout = Layout.of(xy, bags) if layout is None else layout
+    if layout.n != len(q):
+        raise ShapeError(f"the layout holds {layout.n} tiles, q holds {len(q)}")
+
+    compute = q.dtype if q.dtype == torch.float64 else torch.float32
+    q32, k32, v32, theta32 = (t.to(compute) for t in (q, k, v, theta))
+    keep_d2 = squared_radius(decay, theta, tau)
+    if not keep_d2.ge(0).all():
+        raise OptionError(f"theta must be positive and finite, got {theta.tolist()}")
+    scale = decay.embedding_scale(theta32) if hasattr(decay, "embedding_scale") else None
+    limit = EMBEDDING_LIMIT if compute == torch.float32 else math.inf
+    embeds = [scale is not None and bag.half_diagonal * scale.amax().item() <= limit for bag in layout.bags]
+    paths = layout.choose(keep_d2.sqrt().tolist(), embeds)
+
+    def attend(group: Sequence[int], *qkv: Tensor) -> Tensor:
+        path = paths[group[0]]
+        with torch.autocast(q.device.type, enabled=False):
+            if path == "dense" and embeds[group[0]]:
+                assert scale is not None
+                return _embedded_attention(*qkv, layout.bags[group[0]].xy, scale, keep_d2)
+            return _run(*qkv, theta32, _Geometry(layout, group, path, decay, keep_d2))
+
+    # bags on the same path share a call, except dense ones, which are taken one by one
+    shared = {path: [b for b, p in enumerate(paths) if p == path] for path in paths if path != "dense"}
+    groups = [*shared.values(), *([b] for b, path in enumerate(paths) if path == "dense")]
+    if len(groups) == 1:
+        return attend(groups[0], q32, k32, v32).to(q.dtype)
+    offsets = layout.offsets
+    tiles = [torch.cat([torch.arange(offsets[b], offsets[b + 1]) for b in group]).to(q.device) for group in groups]
+    parts = [attend(group, q32[t], k32[t], v32[t]) for group, t in zip(groups, tiles, strict=True)]
+    return torch.cat(parts).index_select(0, torch.cat(tiles).argsort()).to(q.dtype)
+
+
+EMBEDDING_LIMIT = 12.0
+"""Largest embedded position in float32: beyond it, rounding of products of positions would show in the prior."""
+
+
+def _embedded_attention(q: Tensor, k: Tensor, v: Tensor, xy: Tensor, scale: Tensor, keep_d2: Tensor) -> Tensor:
+    r"""One bag whose prior is Gaussian, as plain attention. With x' = s x,
+
+    -||q_i - k_j||^2 / (2 sqrt d) - ||x'_i - x'_j||^2 / 2 = [q_i / sqrt d, x'_i, 1] . [k_j, x'_j, b_j] + (no j),
+    b_j = -||k_j||^2 / (2 sqrt d) - ||x'_j||^2 / 2,
+
+    and theta gets its gradient through x'.
+    """
+    d = q.shape[2]
+    mean = k.mean(0).detach()  # cancels; improves rounding
+    q, k, v = ((t - shift).transpose(0, 1) for t, shift in ((q, mean), (k, mean), (v, 0)))  # (heads, n, d)
+    centred = (xy - (xy.amax(0) + xy.amin(0)) / 2).to(q.dtype)
+    place = centred * scale[:, None, None]  # (heads, n, 2)
+    bias = -k.square().sum(-1, keepdim=True) / (2 * math.sqrt(d)) - place.square().sum(-1, keepdim=True) / 2
+    query = torch.cat((q / math.sqrt(d), place, torch.ones_like(bias)), -1)
+    key = torch.cat((k, place, bias), -1)
+    value = torch.nn.functional.pad(v, (0, 3))
+    mask = kernels.pruning_mask(centred, keep_d2)
+    out = torch.nn.functional.scaled_dot_product_attention(query[None], key[None], value[None], mask, scale=1.0)
+    return out[0, :, :, :d].transpose(0, 1)
+
+
+@dataclass(eq=False)
+class _Geometry:
+    """What the operator needs beside tensors. Operators take tensors and numbers: a geometry is passed by number."""
+
+    layout: Layout
+    bags: Sequence[int]
+    path: str
+    decay: Decay
+    keep_d2: Tensor  # (heads,) float64
+    plans: list[kernels.HeadPlan] = field(default_factory=list)
+
+    @property
+    def blocks(self) -> Blocks:
+        return self.layout.blocks(self.path, self.bags)
+
+    @property
+    def xy(self) -> Tensor:
+        return self.layout.bags[self.bags[0]].xy
+
+    def head_plans(self, theta: Tensor) -> list[kernels.HeadPlan]:
+        """Made in the forward pass, used again in the backward pass."""
+        if not self.plans:
+            lattice = self.path == "lattice"
+            self.plans = [
+                kernels.HeadPlan(self.blocks, self.decay, theta[h], keep, lattice)
+                for h, keep in enumerate(self.keep_d2.tolist())
+            ]
+        return self.plans
+
+    def count_pairs(self) -> int:
+        """Query-key pairs within the radius, over all heads: the useful work."""
+        return sum(self.layout.bags[b].count_pairs(keep) for b in self.bags for keep in self.keep_d2.tolist())
+
+
+_GEOMETRIES: "weakref.WeakValueDictionary[int, _Geometry]" = weakref.WeakValueDictionary()
+
+
+def _run(q: Tensor, k: Tensor, v: Tensor, theta: Tensor, geometry: _Geometry) -> Tensor:
+    number = id(geometry)
+    _GEOMETRIES[number] = geometry
+    out, _ = _forward(q, k, v, theta, number)
+    return out
+
+
+@torch.library.custom_op("psamil::posterior_attention", mutates_args=())
+def _forward(q: Tensor, k: Tensor, v: Tensor, theta: Tensor, geometry: int) -> tuple[Tensor, Tensor]:
+    g = _GEOMETRIES[geometry]
+    if g.path == "dense":
+        return kernels.dense_forward(q, k, v, g.xy, theta, g.keep_d2.to(q), g.decay)
+    return kernels.block_forward(q, k, v, g.head_plans(theta), g.blocks)
+
+
+@torch.library.custom_op("psamil::posterior_attention_backward", mutates_args=())
+def _backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, theta: Tensor, out: Tensor, lse: Tensor, geometry: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    g = _GEOMETRIES[geometry]
+    if g.path == "dense":
+        return kernels.dense_backward(grad, q, k, v, out, lse, g.xy, theta, g.keep_d2.to(q), g.decay)
+    return kernels.block_backward(grad, q, k, v, out, lse, g.head_plans(theta), g.blocks)
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    *tensors, geometry = inputs
+    ctx.save_for_backward(*tensors, *output)
+    ctx.geometry = _GEOMETRIES[geometry]  # keeps it alive until the backward pass
+
+
+def _autograd_backward(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
+    with torch.autocast(grad.device.type, enabled=False):
+        return *_backward(grad.contiguous(), *ctx.saved_tensors, id(ctx.geometry)), None
+
+
+_forward.register_autograd(_autograd_backward, setup_context=_setup_context)
+
+
+@register_flop_formula(torch.ops.psamil.posterior_attention, get_raw=True)
+def _forward_flops(q: Tensor, k: Tensor, v: Tensor, theta: Tensor, geometry: int, *_: Any, **__: Any) -> int:
+    """Two products per kept pair (scores, output), 2 d each: the convention of torch for attention."""
+    return 4 * q.shape[2] * _GEOMETRIES[geometry].count_pairs()
+
+
+@register_flop_formula(torch.ops.psamil.posterior_attention_backward, get_raw=True)
+def _backward_flops(grad: Tensor, *args: Any, **__: Any) -> int:
+    """Five products per kept pair: scores again, dP, dQ, dK, dV."""
+    return 10 * grad.shape[2] * _GEOMETRIES[args[6]].count_pairs()
+
+
+def _check(q: Tensor, k: Tensor, v: Tensor, xy: Tensor, theta: Tensor, tau: float) -> None:
+    if q.ndim != 3 or q.shape != k.shape or q.shape != v.shape:
+        raise ShapeError(f"q, k, v must be (n, heads, d), got {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}")
+    if xy.shape != (len(q), 2):
+        raise ShapeError(f"xy must be ({len(q)}, 2) for {len(q)} tiles, got {tuple(xy.shape)}")
+    if theta.shape != q.shape[1:2]:
+        raise ShapeError(f"theta must be ({q.shape[1]},), one per head, got {tuple(theta.shape)}")
+    if not 0 <= tau < 1:
+        raise OptionError(f"tau must be in [0, 1), got {tau}")

@@ -1,0 +1,97 @@
+r"""The learnable prior of an attention layer: one radius per head, free to move, never stuck.
+
+Each head has one free scalar u. It is mapped to a rate r in (0, 1), the rate to a radius K in tile steps, and the radius
+to the parameter theta of the decay:
+
+    r = 1/2 + arctan(pi u) / pi,     K = K_min + (K_max - K_min) r,     theta = theta_of_radius(K, tau).
+
+The rate moves like u itself in the middle (slope 1) and its slope falls only like 1 / (pi u)^2 towards the bounds: a head
+at a bound still feels a gradient and can come back, which a clamp (slope 0) or, in float32, a sigmoid would not allow.
+Rates are linear in K for every decay, so that heads that are apart in rate are apart in what they see.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from psamil.errors import OptionError
+from psamil.spatial.decays import Decay, get_decay
+
+
+class DistancePrior(nn.Module):
+    """Learnable radii of the heads of one attention layer.
+
+    The initial radii are spread around ``k_init`` as the authors do: thetas of K - 1 and K + 1, the interval shrunk by a
+    quarter on both sides, heads evenly spaced in theta (6.5 to 7.5 for a Gaussian around 7).
+    """
+
+    def __init__(
+        self,
+        heads: int,
+        decay: str | Decay = "gaussian",
+        *,
+        tau: float = 1e-3,
+        k_min: float = 1.0,
+        k_max: float = 25.0,
+        k_init: float = 7.0,
+    ) -> None:
+        super().__init__()
+        if not 0 < tau < 1:
+            raise OptionError(f"tau must be in (0, 1), got {tau}: it defines the radius of a head")
+        if not 0 < k_min < k_init < k_max:
+            raise OptionError(f"radii must satisfy 0 < k_min < k_init < k_max, got {k_min}, {k_init}, {k_max}")
+        self.decay = get_decay(decay)
+        self.tau, self.k_min, self.k_max, self.k_init = tau, k_min, k_max, k_init
+        self.free = nn.Parameter(torch.empty(heads))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        near, far = (torch.tensor(self.k_init + step, dtype=torch.float64) for step in (-1.0, 1.0))
+        ends = [float(self.decay.theta_of_radius(k, self.tau)) for k in (near, far)]
+        spread = torch.linspace(0.25, 0.75, len(self.free)) if len(self.free) > 1 else torch.tensor([0.5])
+        theta = ends[0] + (ends[1] - ends[0]) * spread.double()
+        self.set_radii(self.decay.radius(theta, self.tau).clamp(self.k_min + 1e-3, self.k_max - 1e-3))
+
+    @torch.no_grad()
+    def set_radii(self, radii_steps: Tensor) -> None:
+        """Places every head at a radius strictly between k_min and k_max."""
+        if not ((radii_steps > self.k_min) & (radii_steps < self.k_max)).all():
+            raise OptionError(f"radii must lie strictly between {self.k_min} and {self.k_max}: {radii_steps.tolist()}")
+        rate = (radii_steps.double() - self.k_min) / (self.k_max - self.k_min)
+        self.free.copy_(torch.tan(math.pi * (rate - 0.5)) / math.pi)
+
+    @property
+    def rate(self) -> Tensor:
+        """(heads,) in (0, 1), linear in the radius."""
+        return 0.5 + torch.atan(math.pi * self.free) / math.pi
+
+    @property
+    def radius_steps(self) -> Tensor:
+        """(heads,) K in tile steps."""
+        return self.k_min + (self.k_max - self.k_min) * self.rate
+
+    @property
+    def theta(self) -> Tensor:
+        """(heads,) parameter of the decay."""
+        return self.decay.theta_of_radius(self.radius_steps, self.tau)
+
+    def extra_repr(self) -> str:
+        radii = ", ".join(f"{k:.1f}" for k in self.radius_steps.tolist())
+        return f"decay={self.decay.name}, tau={self.tau:g}, radii of {radii} steps in [{self.k_min:g}, {self.k_max:g}]"
+
+
+def parameter_groups(
+    model: nn.Module, lr: float, weight_decay: float = 0.0, prior_lr_scale: float = 100.0
+) -> list[dict[str, object]]:
+    """Groups for a torch optimiser: the scalars of the priors learn at their own rate and without weight decay.
+
+    >>> optimizer = torch.optim.Adam(parameter_groups(model, lr=1e-4, weight_decay=1e-5))
+    """
+    priors = {id(module.free): module.free for module in model.modules() if isinstance(module, DistancePrior)}
+    others = [parameter for parameter in model.parameters() if id(parameter) not in priors]
+    groups: list[dict[str, object]] = [{"params": others, "lr": lr, "weight_decay": weight_decay, "name": "weights"}]
+    if priors:
+        prior_group = {"params": list(priors.values()), "lr": lr * prior_lr_scale, "weight_decay": 0.0, "name": "prior"}
+        groups.append(prior_group)
+    return groups
