@@ -18,6 +18,7 @@ Weights are computed in log space, with the largest logit subtracted before expo
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -49,8 +50,14 @@ def _radius(theta: float, decay: str, tau: float) -> float:
 
 
 def posterior_weights_loop(
-    q: np.ndarray, k: np.ndarray, xy: np.ndarray, theta: np.ndarray, *,
-    decay: str, tau: float, offsets: Sequence[int] | np.ndarray | None = None,
+    q: np.ndarray,
+    k: np.ndarray,
+    xy: np.ndarray,
+    theta: np.ndarray,
+    *,
+    decay: str,
+    tau: float,
+    offsets: Sequence[int] | np.ndarray | None = None,
 ) -> Weights:
     """Return {(i, h): (neighbour indices j ascending, their posterior weights)}, j indexing the packed tiles."""
     q, k, xy, theta = (np.asarray(a, dtype=np.float64) for a in (q, k, xy, theta))
@@ -59,7 +66,7 @@ def posterior_weights_loop(
     if bounds[0] != 0 or bounds[-1] != n or bounds != sorted(bounds):
         raise ValueError(f"offsets must rise from 0 to {n}, got {bounds}")
     weights: Weights = {}
-    for start, stop in zip(bounds[:-1], bounds[1:]):
+    for start, stop in pairwise(bounds):
         for h in range(heads):
             theta_h = float(theta[h])
             sq_limit = _radius(theta_h, decay, float(tau)) ** 2 * (1.0 + 1e-6)
@@ -80,8 +87,15 @@ def posterior_weights_loop(
 
 
 def posterior_attention_loop(
-    q: np.ndarray, k: np.ndarray, v: np.ndarray, xy: np.ndarray, theta: np.ndarray, *,
-    decay: str, tau: float, offsets: Sequence[int] | np.ndarray | None = None,
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    xy: np.ndarray,
+    theta: np.ndarray,
+    *,
+    decay: str,
+    tau: float,
+    offsets: Sequence[int] | np.ndarray | None = None,
 ) -> np.ndarray:
     """Return o of shape (n, heads, d), o_ih = sum_j p_ij v_jh."""
     v = np.asarray(v, dtype=np.float64)
@@ -89,6 +103,6 @@ def posterior_attention_loop(
     for (i, h), (neighbours, probs) in posterior_weights_loop(
         q, k, xy, theta, decay=decay, tau=tau, offsets=offsets
     ).items():
-        for j, p in zip(neighbours, probs):
+        for j, p in zip(neighbours, probs, strict=True):
             out[i, h] += p * v[j, h]
     return out

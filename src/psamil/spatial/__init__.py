@@ -2,10 +2,10 @@
 
 from psamil.spatial.attention import posterior_attention
 from psamil.spatial.decays import DECAYS, Cauchy, Decay, Exponential, Gaussian, check_decay, get_decay
-from psamil.spatial.layout import Layout
-from psamil.spatial.reference import posterior_attention_reference
 from psamil.spatial.diversity import diversity_entropy
+from psamil.spatial.layout import Layout
 from psamil.spatial.prior import DistancePrior, parameter_groups
+from psamil.spatial.reference import posterior_attention_reference
 from psamil.spatial.rows import PosteriorRow, posterior_rows
 
 __all__ = [

@@ -1,6 +1,7 @@
 r"""Posterior attention: exact, O(n) memory, differentiable in q, k, v and theta.
 
-    o_i = sum_j p_ij v_j,   p_i. = softmax over { j : d_ij <= K_h } of  -||q_i - k_j||^2 / (2 sqrt d) + log f(d_ij | theta_h)
+    o_i = sum_j p_ij v_j,
+    p_i. = softmax over { j : d_ij <= K_h } of  -||q_i - k_j||^2 / (2 sqrt d) + log f(d_ij | theta_h),
 
 with K_h = f^{-1}(tau | theta_h). The paper's assumptions are relaxed as in its equation for the refined posterior (with
 the sign and the factor of its Gaussian: minus, one half). `psamil.spatial.reference` states the same in n x n arrays.
@@ -71,13 +72,13 @@ def posterior_attention(
     embeds = [scale is not None and bag.half_diagonal * scale.amax().item() <= limit for bag in layout.bags]
     paths = layout.choose(keep_d2.sqrt().tolist(), embeds)
 
-    def attend(group: Sequence[int], *qkv: Tensor) -> Tensor:
+    def attend(group: Sequence[int], q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         path = paths[group[0]]
         with torch.autocast(q.device.type, enabled=False):
             if path == "dense" and embeds[group[0]]:
                 assert scale is not None
-                return _embedded_attention(*qkv, layout.bags[group[0]].xy, scale, keep_d2)
-            return _run(*qkv, theta32, _Geometry(layout, group, path, decay, keep_d2))
+                return _embedded_attention(q, k, v, layout.bags[group[0]].xy, scale, keep_d2)
+            return _run(q, k, v, theta32, _Geometry(layout, group, path, decay, keep_d2))
 
     # bags on the same path share a call, except dense ones, which are taken one by one
     shared = {path: [b for b, p in enumerate(paths) if p == path] for path in paths if path != "dense"}

@@ -86,13 +86,13 @@ def _window_d2(margin: int, device: torch.device) -> Tensor:
     cells = torch.arange(-margin, BLOCK_SIDE + margin, device=device)
     slots = torch.arange(BLOCK_SIDE, device=device)
     along = (cells[:, None] - slots).square()  # (window, BLOCK_SIDE)
-    d2 = (along[:, None, :, None] + along[None, :, None, :]).reshape(-1, SLOTS)  # (y, x) of the cell, (y, x) of the slot
+    d2 = (along[:, None, :, None] + along[None, :, None, :]).reshape(
+        -1, SLOTS
+    )  # (y, x) of the cell, (y, x) of the slot
     return torch.nn.functional.pad(d2, (0, 0, 0, 1), value=int(d2.amax()) + 1)
 
 
-def block_forward(
-    q: Tensor, k: Tensor, v: Tensor, plans: Sequence[HeadPlan], blocks: Blocks
-) -> tuple[Tensor, Tensor]:
+def block_forward(q: Tensor, k: Tensor, v: Tensor, plans: Sequence[HeadPlan], blocks: Blocks) -> tuple[Tensor, Tensor]:
     """Output (n, heads, d) and log2 of the softmax denominator (n, heads)."""
     n, heads, d = q.shape
     keys, queries = _tables(q, k, v, blocks.order, query_columns=d + 1)
@@ -282,7 +282,7 @@ def dense_backward(
 
 
 def pruning_mask(xy: Tensor, keep_d2: Tensor) -> Tensor | None:
-    """(1, heads, n, n) to be added to scores: 0 within the radius, a large negative number beyond; None if all are kept."""
+    """(1, heads, n, n) to be added to scores: 0 within the radius, very negative beyond; None if all are kept."""
     x, y = xy.T.contiguous()
     d2 = (x[:, None] - x).square_()
     dy = y[:, None] - y

@@ -61,7 +61,7 @@ class Blocks(NamedTuple):
     pitch: Tensor  # (bags,) row height
     thickness: Tensor  # (bags,) how far tiles of a row can lie above its lower edge: 0 on a lattice
 
-    def runs(self, reach: float) -> "Runs":
+    def runs(self, reach: float) -> Runs:
         """Contiguous runs of sorted tiles that hold every tile within ``reach`` of a block's box, in order of blocks.
 
         Runs may hold tiles slightly beyond reach; the attention masks pair by pair.
@@ -88,16 +88,16 @@ class Blocks(NamedTuple):
         stop = torch.searchsorted(self.key, base + right, right=True)
         return Runs(rows_of_block, block, start, (stop - start).clamp_min_(0), row)
 
-    def keys_per_block(self, runs: "Runs") -> Tensor:
+    def keys_per_block(self, runs: Runs) -> Tensor:
         """(blocks,) number of keys every block has to look at."""
-        return torch.zeros_like(self.bag).index_add_(0, runs.block, runs.count)
+        return torch.zeros_like(self.bag).index_add_(0, runs.block, runs.size)
 
 
 class Runs(NamedTuple):
     of_block: Tensor  # (blocks,) number of runs of each block
     block: Tensor  # (runs,)
     start: Tensor  # (runs,) first sorted tile
-    count: Tensor  # (runs,) number of tiles
+    size: Tensor  # (runs,) number of tiles
     row: Tensor  # (runs,) row of the bag it lies in
 
 
@@ -133,7 +133,7 @@ class Plan:
         first_run = (runs.of_block.cumsum(0) - runs.of_block)[self.order]
         by_rank = torch.repeat_interleave(first_run, runs_of_block) + _position_in_group(runs_of_block)
         self._runs_end = runs_of_block.cumsum(0).tolist()
-        self._run_start, self._run_count = runs.start[by_rank], runs.count[by_rank]
+        self._run_start, self._run_count = runs.start[by_rank], runs.size[by_rank]
         if window:
             margin = (window - BLOCK_SIDE) // 2
             x, y = blocks.origin.long()[runs.block].unbind(1)
@@ -168,7 +168,7 @@ class Plan:
             first, run_first = bounds[-1], run_last
 
     def _expand(self, blocks: slice, runs: slice, padded: list[int]) -> tuple[Tensor, Tensor]:
-        """Sorted tile, and on a lattice row of the prior table, of every key of these blocks, each padded to a length."""
+        """Sorted tile and, on a lattice, row of the prior table for the keys of these blocks, each padded to its length."""
         count, keys = self._run_count[runs], self._keys[blocks]
         shift = torch.repeat_interleave(self._run_start[runs] - (count.cumsum(0) - count), count)
         tile = shift.add_(torch.arange(len(shift), device=shift.device))
@@ -223,7 +223,7 @@ class BagLayout:
             total = 0
             for xy in self.lattice.xy.split(1 << 14):
                 single = self.lattice._replace(box=torch.cat((xy, xy), 1), bag=torch.zeros_like(xy[:, 0]).long())
-                total += int(single.runs(math.sqrt(squared_radius)).count.sum())
+                total += int(single.runs(math.sqrt(squared_radius)).size.sum())
             return total
         total = 0
         x, y = self.xy.T.contiguous()

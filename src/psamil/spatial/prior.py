@@ -1,12 +1,13 @@
 r"""The learnable prior of an attention layer: one radius per head, free to move, never stuck.
 
-Each head has one free scalar u. It is mapped to a rate r in (0, 1), the rate to a radius K in tile steps, and the radius
-to the parameter theta of the decay:
+Each head has one free scalar u. It is mapped to a rate r in (0, 1), the rate to a radius K in tile steps, and the
+radius to the parameter theta of the decay:
 
     r = 1/2 + arctan(pi u) / pi,     K = K_min + (K_max - K_min) r,     theta = theta_of_radius(K, tau).
 
-The rate moves like u itself in the middle (slope 1) and its slope falls only like 1 / (pi u)^2 towards the bounds: a head
-at a bound still feels a gradient and can come back, which a clamp (slope 0) or, in float32, a sigmoid would not allow.
+The rate moves like u itself in the middle (slope 1) and its slope falls only like 1 / (pi u)^2 towards the bounds: a
+head at a bound still feels a gradient and can come back, which a clamp (slope 0) or, in float32, a sigmoid would not
+allow.
 Rates are linear in K for every decay, so that heads that are apart in rate are apart in what they see.
 """
 
@@ -22,8 +23,8 @@ from psamil.spatial.decays import Decay, get_decay
 class DistancePrior(nn.Module):
     """Learnable radii of the heads of one attention layer.
 
-    The initial radii are spread around ``k_init`` as the authors do: thetas of K - 1 and K + 1, the interval shrunk by a
-    quarter on both sides, heads evenly spaced in theta (6.5 to 7.5 for a Gaussian around 7).
+    The initial radii are spread around ``k_init`` as the authors do: thetas of K - 1 and K + 1, the interval shrunk by
+    a quarter on both sides, heads evenly spaced in theta (6.5 to 7.5 for a Gaussian around 7).
     """
 
     def __init__(

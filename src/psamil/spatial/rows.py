@@ -2,7 +2,7 @@ r"""Why a tile attends where it attends: rows of the posterior, split into prior
 
 For tile i and head h the posterior over the tiles j within the radius is
 
-    p_ij  =  prior_ij * likelihood_ij / evidence,    prior_ij ~ f(d_ij | theta_h),    likelihood_ij ~ N(q_i | k_j, sqrt d)
+    p_ij = prior_ij * likelihood_ij / evidence,   prior_ij ~ f(d_ij | theta_h),   likelihood_ij ~ N(q_i | k_j, sqrt d)
 
 with prior and likelihood each normalised over the same tiles, so that the three can be shown side by side.
 """

@@ -1,0 +1,129 @@
+"""Bags of tiles, and several bags packed into one batch.
+
+A bag is what a slide (or all slides of a patient) has become: one feature vector and one position per tile. Positions
+are in *tile steps*: neighbouring tiles are 1 apart, whatever the magnification. A batch keeps its bags one after the
+other in the same tensors, without padding, and remembers where each begins. Every model takes this packed form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from psamil.errors import ShapeError
+
+
+@dataclass(frozen=True, eq=False)
+class Bag:
+    """The tiles of one slide or one patient.
+
+    Args:
+        features: (n, dim) floating point, of any precision; kept as they are.
+        xy: (n, 2) positions in tile steps; whole numbers on a lattice, any floats elsewhere.
+        id: name of the slide or patient.
+        slides: (s + 1,) offsets of the slides that the tiles come from. Tiles of different slides are never neighbours,
+            though they are pooled into one prediction. Default: one slide.
+        step_um: length of one tile step in micrometres, where it is known.
+    """
+
+    features: Tensor
+    xy: Tensor
+    id: str = ""
+    slides: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.long))
+    step_um: float | None = None
+
+    def __post_init__(self) -> None:
+        name = f"bag {self.id!r}"
+        if self.features.ndim != 2 or not self.features.is_floating_point():
+            shape, dtype = tuple(self.features.shape), self.features.dtype
+            raise ShapeError(f"{name}: features must be (n, dim) floating point, got {shape} {dtype}")
+        if self.xy.shape != (self.n, 2):
+            raise ShapeError(f"{name}: {self.n} tiles need xy of shape ({self.n}, 2), got {tuple(self.xy.shape)}")
+        if len(self.slides) == 0:
+            object.__setattr__(self, "slides", torch.tensor([0, self.n]))
+        check_offsets(self.slides, self.n, f"{name}: slides")
+
+    @property
+    def n(self) -> int:
+        return len(self.features)
+
+    def __len__(self) -> int:
+        return self.n
+
+
+@dataclass(frozen=True, eq=False)
+class PackedBags:
+    """Several bags in one tensor; ``offsets`` (b + 1,) says where each begins.
+
+    ``slides`` (s + 1,) are the offsets of single slides inside them: attention stays inside a slide, pooling inside a
+    bag. ``layout`` can hold the prepared :class:`psamil.spatial.Layout` of the slides, so that it is not built again.
+    """
+
+    features: Tensor  # (n, dim)
+    xy: Tensor  # (n, 2)
+    offsets: Tensor  # (b + 1,)
+    slides: Tensor  # (s + 1,)
+    ids: tuple[str, ...]
+    layout: Any = None
+
+    def __post_init__(self) -> None:
+        if self.xy.shape != (len(self.features), 2):
+            raise ShapeError(f"{len(self.features)} tiles need xy of two columns, got {tuple(self.xy.shape)}")
+        check_offsets(self.offsets, len(self.features), "offsets")
+        check_offsets(self.slides, len(self.features), "slides")
+
+    @staticmethod
+    def of(bags: Bag | Sequence[Bag], layout: Any = None) -> PackedBags:
+        """Packs bags in the given order. Their features must agree in width and precision."""
+        bags = [bags] if isinstance(bags, Bag) else list(bags)
+        if not bags:
+            raise ShapeError("a batch needs at least one bag")
+        kinds = {(bag.features.shape[1], bag.features.dtype) for bag in bags}
+        if len(kinds) > 1:
+            raise ShapeError(
+                f"bags of one batch must agree in feature width and precision, got {sorted(map(str, kinds))}"
+            )
+        offsets = torch.tensor([0, *(bag.n for bag in bags)]).cumsum(0)
+        starts = [bag.slides[:-1].cpu() + offset for bag, offset in zip(bags, offsets[:-1], strict=True)]
+        return PackedBags(
+            features=torch.cat([bag.features for bag in bags]),
+            xy=torch.cat([bag.xy for bag in bags]),
+            offsets=offsets,
+            slides=torch.cat([*starts, offsets[-1:]]),
+            ids=tuple(bag.id for bag in bags),
+            layout=layout,
+        )
+
+    @property
+    def n(self) -> int:
+        return len(self.features)
+
+    def __len__(self) -> int:
+        """Number of bags."""
+        return len(self.offsets) - 1
+
+    @property
+    def bag_of_tile(self) -> Tensor:
+        """(n,) index of the bag of each tile."""
+        return torch.repeat_interleave(self.offsets.diff()).to(self.features.device)
+
+    def to(self, device: torch.device | str) -> PackedBags:
+        """Features, positions and layout on the device; offsets stay on the CPU, where they are read."""
+        layout = None if self.layout is None else self.layout.to(device)
+        return replace(self, features=self.features.to(device), xy=self.xy.to(device), layout=layout)
+
+    def split(self, per_tile: Tensor) -> list[Tensor]:
+        """Cuts any per-tile result (n, ...) into one tensor per bag."""
+        return [per_tile[a:b] for a, b in pairwise(self.offsets.tolist())]
+
+
+def check_offsets(offsets: Tensor, n: int, name: str) -> None:
+    """Offsets are whole numbers that rise, not necessarily strictly, from 0 to n."""
+    values = offsets.tolist() if offsets.ndim == 1 and not offsets.is_floating_point() else []
+    if len(values) < 2 or values[0] != 0 or values[-1] != n or any(b < a for a, b in pairwise(values)):
+        raise ShapeError(f"{name} must be offsets that rise from 0 to {n}, got {offsets}")

@@ -1,0 +1,8 @@
+"""Models of multiple instance learning, by name."""
+
+from psamil.models import psa as _psa  # registers itself
+from psamil.models.output import ModelOutput
+from psamil.models.registry import create_model, list_models, register_model
+
+__all__ = ["ModelOutput", "create_model", "list_models", "register_model"]
+del _psa

@@ -1,0 +1,18 @@
+"""What every model returns."""
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class ModelOutput:
+    """Raw results of a model on a batch of b bags with n tiles altogether.
+
+    Nothing is squashed: losses take logits, and a tile's score is comparable across slides.
+    """
+
+    logits: Tensor  # (b, n_out)
+    tile_scores: Tensor  # (n,) the higher, the more the prediction rests on the tile
+    auxiliary_losses: dict[str, Tensor] = field(default_factory=dict)  # weighted: add them to the loss of the task
+    radii_steps: Tensor | None = None  # (layers, heads) learned radii in tile steps, without gradient
