@@ -11,7 +11,7 @@ The spatial prior f, and the radius K = f^{-1}(tau | theta) where it has fallen 
     exponential   f = exp(-theta d)                K = ln(1 / tau) / theta
     cauchy        f = 1 / (1 + (d / theta)^2)      K = theta sqrt(1 / tau - 1)
 
-Neighbours of i are the tiles j of the same bag with d_ij^2 <= K_h^2 (1 + 1e-6); i itself always is one.
+Neighbours of i are the tiles j of the same bag with d_ij^2 <= K_h^2 (1 + 1e-5); i itself always is one.
 tau = 0 means no pruning (K infinite); tau > 1 has no radius, since f <= 1, and is an error.
 Weights are computed in log space, with the largest logit subtracted before exponentiating.
 """
@@ -69,7 +69,7 @@ def posterior_weights_loop(
     for start, stop in pairwise(bounds):
         for h in range(heads):
             theta_h = float(theta[h])
-            sq_limit = _radius(theta_h, decay, float(tau)) ** 2 * (1.0 + 1e-6)
+            sq_limit = _radius(theta_h, decay, float(tau)) ** 2 * (1.0 + 1e-5)
             for i in range(start, stop):
                 neighbours: list[int] = []
                 logits: list[float] = []

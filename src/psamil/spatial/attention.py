@@ -68,8 +68,8 @@ def posterior_attention(
     if not keep_d2.ge(0).all():
         raise OptionError(f"theta must be positive and finite, got {theta.tolist()}")
     scale = decay.embedding_scale(theta32) if hasattr(decay, "embedding_scale") else None
-    limit = EMBEDDING_LIMIT if compute == torch.float32 else math.inf
-    embeds = [scale is not None and bag.half_diagonal * scale.amax().item() <= limit for bag in layout.bags]
+    reach = math.inf if scale is None else scale.detach().amax().item()
+    embeds = [bag.half_diagonal * reach <= EMBEDDING_LIMIT for bag in layout.bags]
     paths = layout.choose(keep_d2.sqrt().tolist(), embeds)
 
     def attend(group: Sequence[int], q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -91,8 +91,8 @@ def posterior_attention(
     return torch.cat(parts).index_select(0, torch.cat(tiles).argsort()).to(q.dtype)
 
 
-EMBEDDING_LIMIT = 12.0
-"""Largest embedded position in float32: beyond it, rounding of products of positions would show in the prior."""
+EMBEDDING_LIMIT = 6.0
+"""Largest embedded position: beyond it, rounding of products of positions would show in the prior."""
 
 
 def _embedded_attention(q: Tensor, k: Tensor, v: Tensor, xy: Tensor, scale: Tensor, keep_d2: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from psamil.errors import one_of
+from psamil.errors import OptionError, one_of
 
 
 class Decay(Protocol):
@@ -104,11 +104,14 @@ DECAYS: dict[str, Decay] = {decay.name: decay for decay in (Exponential(), Gauss
 
 def get_decay(decay: str | Decay) -> Decay:
     """The decay of that name; a decay object is registered under its own name and returned."""
-    if not isinstance(decay, str):
-        return DECAYS.setdefault(decay.name, decay)
-    if decay not in DECAYS:
-        raise one_of("decay", decay, DECAYS)
-    return DECAYS[decay]
+    if isinstance(decay, str):
+        if decay not in DECAYS:
+            raise one_of("decay", decay, DECAYS)
+        return DECAYS[decay]
+    known = DECAYS.setdefault(decay.name, decay)
+    if type(known) is not type(decay):
+        raise OptionError(f"another decay is registered as {decay.name!r}; give yours a name of its own")
+    return known
 
 
 def check_decay(decay: Decay) -> None:

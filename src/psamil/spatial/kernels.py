@@ -301,13 +301,10 @@ def _dense_parts(q: Tensor) -> Iterator[slice]:
 
 def _dense_d2(xy: Tensor, part: slice, scratch: _Scratch) -> Tensor:
     """(n, queries) squared distances of all keys to a slice of queries."""
-    near = xy - xy[part].mean(0)  # close to the queries, so that float32 is exact enough where it matters
-    shape = len(xy), part.stop - part.start
-    d2, dy = scratch("d2", *shape), scratch("dy", *shape)
-    x, y = near.to(d2.dtype).T.contiguous()
-    torch.sub(x[:, None], x[part], out=d2)
-    torch.sub(y[:, None], y[part], out=dy)
-    return d2.square_().addcmul_(dy, dy)
+    x, y = xy.T.contiguous()  # float64: the distances serve all heads
+    dy = y[:, None] - y[part]
+    d2 = (x[:, None] - x[part]).square_().addcmul_(dy, dy)
+    return scratch("d2", *d2.shape).copy_(d2)
 
 
 def _dense_log_prior(d2: Tensor, theta: Tensor, keep_d2: Tensor, decay: Decay, scratch: _Scratch) -> Tensor:

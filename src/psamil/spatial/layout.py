@@ -82,7 +82,9 @@ class Blocks(NamedTuple):
         half = (reach * reach - dy.square()).clamp_min(0).sqrt()
         base = (first_row[block] + row) << X_BITS
         scale = X_RESOLUTION / pitch[block]
-        left = ((x0[block] - half) * scale).floor().clamp(0, 2**X_BITS - 1).long()
+        left = (x0[block] - half) * scale
+        # On a lattice rounding up is exact; rounding down could let in a tile beyond the window of the prior table
+        left = torch.where(thickness[block] > 0, left.floor(), left.ceil()).clamp(0, 2**X_BITS - 1).long()
         right = ((x1[block] + half) * scale).floor().clamp(0, 2**X_BITS - 1).long()
         start = torch.searchsorted(self.key, base + left)
         stop = torch.searchsorted(self.key, base + right, right=True)
@@ -168,7 +170,7 @@ class Plan:
             first, run_first = bounds[-1], run_last
 
     def _expand(self, blocks: slice, runs: slice, padded: list[int]) -> tuple[Tensor, Tensor]:
-        """Sorted tile and, on a lattice, row of the prior table for the keys of these blocks, each padded to its length."""
+        """Sorted tile and, on a lattice, row of the prior table for the keys of these blocks, each padded."""
         count, keys = self._run_count[runs], self._keys[blocks]
         shift = torch.repeat_interleave(self._run_start[runs] - (count.cumsum(0) - count), count)
         tile = shift.add_(torch.arange(len(shift), device=shift.device))

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from psamil.spatial.decays import Decay, get_decay
 
-RADIUS_TOLERANCE = 1e-6
-"""A tile is kept when d^2 <= K^2 (1 + RADIUS_TOLERANCE), so that rounding in K does not drop a tile at exactly K."""
+RADIUS_TOLERANCE = 1e-5
+"""A tile is kept when d^2 <= K^2 (1 + RADIUS_TOLERANCE), so that rounding does not drop a tile at exactly K."""
 
 
 def squared_radius(decay: Decay, theta: Tensor, tau: float) -> Tensor:

@@ -1,0 +1,138 @@
+import pytest
+import torch
+
+from psamil import Bag, PackedBags, create_model
+from psamil.errors import OptionError, ShapeError
+from psamil.spatial import DECAYS, Layout, parameter_groups, posterior_attention
+from tests.spatial.cases import positions
+
+
+def small(**options):
+    torch.manual_seed(0)
+    return create_model("psa", 6, 2, **{"heads": 2, "head_dim": 4, **options})
+
+
+def bags(*sizes: int, dtype: torch.dtype = torch.float32) -> list[Bag]:
+    generator = torch.Generator().manual_seed(0)
+    kinds = ("lattice", "continuous", "two phases")
+    return [
+        Bag(torch.randn(n, 6, generator=generator).to(dtype), positions(kinds[i % 3], n, seed=i), f"bag {i}")
+        for i, n in enumerate(sizes)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("preset", "parameters"), [("paper-crc", 1_276_709), ("paper-camelyon16", 4_875_845), ("paper-demo", 167_525)]
+)
+def test_parameter_counts_of_the_authors(preset, parameters):
+    model = create_model("psa", 384, 1, preset=preset)
+    assert sum(p.numel() for p in model.parameters()) == parameters
+
+
+@pytest.mark.parametrize("decay", DECAYS)
+@pytest.mark.parametrize("pooling", ["linear", "gated"])
+@pytest.mark.parametrize("depth", [1, 2])
+def test_output_and_gradients(decay, pooling, depth):
+    model = small(decay=decay, pooling=pooling, depth=depth)
+    batch = PackedBags.of(bags(50, 1, 30))
+    out = model(batch)
+    assert out.logits.shape == (3, 2)
+    assert out.tile_scores.shape == (81,)
+    assert out.radii_steps.shape == (depth, 2)
+    assert not out.radii_steps.requires_grad
+    (out.logits.square().sum() + sum(out.auxiliary_losses.values())).backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.isfinite().all(), name
+    assert all(prior.free.grad.abs().min() > 0 for prior in model.priors)
+
+
+def test_a_batch_equals_its_bags_and_tile_order_does_not_matter():
+    model, parts = small().double(), bags(70, 1, 2, 40, dtype=torch.float64)
+    together = model(PackedBags.of(parts))
+    scores = together.tile_scores.split([70, 1, 2, 40])
+    for i, part in enumerate(parts):
+        order = torch.randperm(part.n, generator=torch.Generator().manual_seed(i))
+        alone = model(PackedBags.of(Bag(part.features[order], part.xy[order] + 17, part.id)))
+        torch.testing.assert_close(alone.logits[0], together.logits[i], rtol=1e-9, atol=1e-10)
+        torch.testing.assert_close(alone.tile_scores, scores[i][order], rtol=1e-9, atol=1e-10)
+
+
+def test_slides_of_a_patient_are_pooled_but_are_no_neighbours():
+    model = small().double()
+    one, two = bags(40, 30, dtype=torch.float64)
+    patient = Bag(
+        torch.cat((one.features, two.features)),
+        torch.cat((one.xy, two.xy)),
+        "patient",
+        slides=torch.tensor([0, 40, 70]),
+    )
+    together, apart = model(PackedBags.of(patient)), model(PackedBags.of([one, two]))
+    torch.testing.assert_close(together.tile_scores, apart.tile_scores)
+    assert together.logits.shape == (1, 2)
+
+
+def test_positions_matter():
+    model = small()
+    (part,) = bags(60)
+    moved = Bag(part.features, part.xy[torch.randperm(60)], part.id)
+    assert not torch.allclose(model(PackedBags.of(part)).logits, model(PackedBags.of(moved)).logits)
+
+
+def test_an_empty_bag_has_a_prediction():
+    out = small()(PackedBags.of(bags(5, 0)))
+    assert out.logits.isfinite().all()
+    assert out.tile_scores.shape == (5,)
+
+
+def test_a_prepared_layout_gives_the_same_result():
+    model, parts = small(), bags(30, 40)
+    batch = PackedBags.of(parts)
+    prepared = PackedBags.of(parts, layout=Layout.pack([Layout.of(part.xy) for part in parts])).to("cpu")
+    torch.testing.assert_close(model(prepared).logits, model(batch).logits, rtol=0, atol=0)
+
+
+def test_precisions():
+    model, parts = small(), bags(64, 20)
+    full = model(PackedBags.of(parts)).logits
+    half = [Bag(part.features.half(), part.xy, part.id) for part in parts]
+    torch.testing.assert_close(model(PackedBags.of(half)).logits, full, rtol=1e-2, atol=1e-2)
+    with torch.autocast("cpu", torch.bfloat16):
+        out = model(PackedBags.of(parts))
+    torch.testing.assert_close(out.logits.float(), full, rtol=0.1, atol=0.05)
+    (out.logits.float().sum() + sum(out.auxiliary_losses.values())).backward()
+    assert all(p.grad.isfinite().all() for p in model.parameters())
+
+
+def test_the_attention_of_the_model_is_the_operator():
+    model = small()
+    (part,) = bags(30)
+    attention = model.blocks[0].attention
+    x = torch.randn(30, 8)
+    q, k, v = attention.qkv(x).chunk(3, dim=1)
+    heads = [t.reshape(30, 2, 4) for t in (q, k, v)]
+    expected = attention.proj(
+        posterior_attention(*heads, part.xy, attention.prior.theta, decay="gaussian").reshape(30, 8)
+    )
+    torch.testing.assert_close(attention(x, part.xy, Layout.of(part.xy)), expected)
+
+
+def test_state_round_trip_and_optimiser_groups():
+    model, other = small(), small(k_init=12.0)
+    other.load_state_dict(model.state_dict(), strict=True)
+    batch = PackedBags.of(bags(20))
+    torch.testing.assert_close(other(batch).logits, model(batch).logits, rtol=0, atol=0)
+    weights, priors = parameter_groups(model, lr=1e-4)
+    assert len(priors["params"]) == 1
+    assert len(weights["params"]) == len(list(model.parameters())) - 1
+
+
+def test_errors():
+    with pytest.raises(ShapeError, match="takes features of width 6, got 5"):
+        small()(PackedBags.of(Bag(torch.zeros(3, 5), torch.zeros(3, 2))))
+    with pytest.raises(OptionError, match="unknown preset 'paper'"):
+        small(preset="paper")
+    with pytest.raises(OptionError, match="unknown pooling 'max'"):
+        small(pooling="max")
+    with pytest.raises(OptionError, match="must be at least 1"):
+        small(depth=0)
