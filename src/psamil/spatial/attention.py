@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.utils.flop_counter import register_flop_formula
 
 from psamil.errors import OptionError, ShapeError
@@ -78,7 +79,8 @@ def posterior_attention(
             if path == "dense" and embeds[group[0]]:
                 assert scale is not None
                 return _embedded_attention(q, k, v, layout.bags[group[0]].xy, scale, keep_d2)
-            return _run(q, k, v, theta32, _Geometry(layout, group, path, decay, keep_d2))
+            geometry = _Geometry(layout, group, path, decay, keep_d2)
+            return _PosteriorAttention.apply(q, k, v, theta32, geometry)
 
     # bags on the same path share a call, except dense ones, which are taken one by one
     shared = {path: [b for b, p in enumerate(paths) if p == path] for path in paths if path != "dense"}
@@ -154,14 +156,35 @@ class _Geometry:
 _GEOMETRIES: "weakref.WeakValueDictionary[int, _Geometry]" = weakref.WeakValueDictionary()
 
 
-def _run(q: Tensor, k: Tensor, v: Tensor, theta: Tensor, geometry: _Geometry) -> Tensor:
-    number = id(geometry)
-    _GEOMETRIES[number] = geometry
-    out, _ = _forward(q, k, v, theta, number)
-    return out
+class _PosteriorAttention(torch.autograd.Function):
+    """Differentiates the two operators below."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, theta: Tensor, geometry: _Geometry) -> Tensor:
+        _GEOMETRIES[id(geometry)] = geometry
+        out, lse = torch.ops.psamil.posterior_attention(q, k, v, theta, id(geometry))
+        ctx.save_for_backward(q, k, v, theta, out, lse)
+        ctx.geometry = geometry
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        with torch.autocast(grad.device.type, enabled=False):
+            tensors = (grad.contiguous(), *ctx.saved_tensors)
+            return *torch.ops.psamil.posterior_attention_backward(*tensors, id(ctx.geometry)), None
 
 
-@torch.library.custom_op("psamil::posterior_attention", mutates_args=())
+# Operators of their own, so that torch sees one call with a known cost instead of thousands of small products
+_LIBRARY = torch.library.Library("psamil", "DEF")
+_LIBRARY.define("posterior_attention(Tensor q, Tensor k, Tensor v, Tensor theta, int geometry) -> (Tensor, Tensor)")
+_LIBRARY.define(
+    "posterior_attention_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor theta, Tensor out, Tensor lse, "
+    "int geometry) -> (Tensor, Tensor, Tensor, Tensor)"
+)
+
+
+@torch.library.impl(_LIBRARY, "posterior_attention", "CompositeExplicitAutograd")
 def _forward(q: Tensor, k: Tensor, v: Tensor, theta: Tensor, geometry: int) -> tuple[Tensor, Tensor]:
     g = _GEOMETRIES[geometry]
     if g.path == "dense":
@@ -169,7 +192,7 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, theta: Tensor, geometry: int) -> t
     return kernels.block_forward(q, k, v, g.head_plans(theta), g.blocks)
 
 
-@torch.library.custom_op("psamil::posterior_attention_backward", mutates_args=())
+@torch.library.impl(_LIBRARY, "posterior_attention_backward", "CompositeExplicitAutograd")
 def _backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, theta: Tensor, out: Tensor, lse: Tensor, geometry: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -177,20 +200,6 @@ def _backward(
     if g.path == "dense":
         return kernels.dense_backward(grad, q, k, v, out, lse, g.xy, theta, g.keep_d2.to(q), g.decay)
     return kernels.block_backward(grad, q, k, v, out, lse, g.head_plans(theta), g.blocks)
-
-
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    *tensors, geometry = inputs
-    ctx.save_for_backward(*tensors, *output)
-    ctx.geometry = _GEOMETRIES[geometry]  # keeps it alive until the backward pass
-
-
-def _autograd_backward(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
-    with torch.autocast(grad.device.type, enabled=False):
-        return *_backward(grad.contiguous(), *ctx.saved_tensors, id(ctx.geometry)), None
-
-
-_forward.register_autograd(_autograd_backward, setup_context=_setup_context)
 
 
 @register_flop_formula(torch.ops.psamil.posterior_attention, get_raw=True)

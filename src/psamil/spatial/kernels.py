@@ -29,7 +29,7 @@ from psamil.spatial.layout import BLOCK_SIDE, SLOTS, Blocks, Chunk, Plan
 PRUNED = -1e30  # score of a pair that is not there; finite, so that no row can become NaN
 PRUNED_PER_D2 = -1e36  # sinks a pair that is beyond the squared radius by one rounding error
 LOG2_E = math.log2(math.e)
-PAIRS_PER_CHUNK_CPU = 128 * 1024  # per thread
+PAIRS_PER_CHUNK_CPU = 192 * 1024  # per thread
 PAIRS_PER_CHUNK_GPU = 16 * 1024 * 1024
 
 
@@ -43,13 +43,18 @@ class _Scratch:
     def __init__(self, like: Tensor) -> None:
         self._like = like
         self._flat: dict[str, Tensor] = {}
+        self._views: dict[tuple[str, tuple[int, ...]], Tensor] = {}
 
     def __call__(self, name: str, *shape: int) -> Tensor:
-        size = math.prod(shape)
-        flat = self._flat.get(name)
-        if flat is None or flat.numel() < size:
-            flat = self._flat[name] = self._like.new_empty(size)
-        return flat[:size].view(shape)
+        view = self._views.get((name, shape))
+        if view is None:
+            size = math.prod(shape)
+            flat = self._flat.get(name)
+            if flat is None or flat.numel() < size:
+                flat = self._flat[name] = self._like.new_empty(size)
+                self._views = {key: kept for key, kept in self._views.items() if key[0] != name}
+            view = self._views[name, shape] = flat[:size].view(shape)
+        return view
 
 
 class HeadPlan:
@@ -95,13 +100,13 @@ def _window_d2(margin: int, device: torch.device) -> Tensor:
 def block_forward(q: Tensor, k: Tensor, v: Tensor, plans: Sequence[HeadPlan], blocks: Blocks) -> tuple[Tensor, Tensor]:
     """Output (n, heads, d) and log2 of the softmax denominator (n, heads)."""
     n, heads, d = q.shape
-    keys, queries = _tables(q, k, v, blocks.order, query_columns=d + 1)
     out, lse = torch.empty_like(q), q.new_empty(n, heads)
     scratch, pairs = _Scratch(q), pairs_per_chunk(q.device)
     for h, head in enumerate(plans):
+        keys, queries = _tables(q[:, h], k[:, h], v[:, h], scratch, order=blocks.order, query_columns=d + 1)
         o, log_sum = scratch("o", len(blocks.bag), SLOTS, d), scratch("log_sum", len(blocks.bag), SLOTS)
         for chunk in head.plan.chunks(pairs):
-            key, query = _gather(keys[h], queries[h], head.plan, chunk, scratch)
+            key, query = _gather(keys, queries, head.plan, chunk, scratch)
             score = _log_prior(head, chunk, scratch)[0].baddbmm_(key[..., : d + 1], query.mT)
             top = score.amax(1, keepdim=True)
             p = score.sub_(top).exp2_()
@@ -126,20 +131,21 @@ def block_backward(
     """Gradients of q, k, v and theta, with P = exp2(S - lse) recomputed and dS_ji = P_ji (v_j . dO_i - O_i . dO_i)."""
     n, heads, d = q.shape
     scale = LOG2_E / math.sqrt(d)
-    keys, queries = _tables(q, k, v, blocks.order, query_columns=2 * d + 3)  # queries and [-lse, -O.dO, dO]
-    queries[:, :n, d + 1] = -lse.T
-    queries[:, n, d + 1] = PRUNED  # an empty slot attends to nothing
-    queries[:, :n, d + 2] = -(out * grad).sum(-1).T
-    queries[:, :n, d + 3 :] = grad.transpose(0, 1)
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     dtheta = q.new_zeros(heads)
     scratch, pairs = _Scratch(q), pairs_per_chunk(q.device)
     for h, head in enumerate(plans):
         slopes = head.slope_table()
+        keys, queries = _tables(q[:, h], k[:, h], v[:, h], scratch, order=blocks.order, query_columns=2 * d + 3)
+        torch.neg(lse[:, h], out=queries[:n, d + 1])  # after [q, 1]: [-lse, -O.dO, dO]
+        queries[n, d + 1] = PRUNED  # an empty slot attends to nothing
+        torch.mul(out[:, h], grad[:, h], out=queries[:n, d + 3 :])
+        torch.neg(queries[:n, d + 3 :].sum(-1), out=queries[:n, d + 2])
+        queries[:n, d + 3 :] = grad[:, h]
         dq_slots = scratch("dq", len(blocks.bag), SLOTS, d)
         dk_sorted, dv_sorted = scratch("dk", n + 1, d).zero_(), scratch("dv", n + 1, d).zero_()
         for chunk in head.plan.chunks(pairs):
-            key, query = _gather(keys[h], queries[h], head.plan, chunk, scratch)
+            key, query = _gather(keys, queries, head.plan, chunk, scratch)
             log_prior, slope = _log_prior(head, chunk, scratch, slopes, with_slope=True)
             p = log_prior.baddbmm_(key[..., : d + 2], query[..., : d + 2].mT).exp2_()
             ds = torch.bmm(key[..., d + 1 :], query[..., d + 2 :].mT, out=scratch("ds", *p.shape)).mul_(p)
@@ -156,28 +162,30 @@ def block_backward(
     return dq, dk, dv, dtheta
 
 
-def _tables(q: Tensor, k: Tensor, v: Tensor, order: Tensor, query_columns: int) -> tuple[Tensor, Tensor]:
-    """What the kernels gather from, per head, each with one more row.
+def _tables(
+    q: Tensor, k: Tensor, v: Tensor, scratch: _Scratch, *, order: Tensor, query_columns: int
+) -> tuple[Tensor, Tensor]:
+    """What the kernels gather from, for one head; each with one more row.
 
-    - keys (heads, n + 1, 2 d + 2), sorted: [k, -log2(e) ||k||^2 / (2 sqrt d), 1, v]; last row: nobody attends to it;
-    - queries (heads, n + 1, query_columns): [q log2(e) / sqrt d, 1, room for more]; last row: an empty slot.
+    - keys (n + 1, 2 d + 2), sorted: [k, -log2(e) ||k||^2 / (2 sqrt d), 1, v]; last row: nobody attends to it;
+    - queries (n + 1, query_columns): [q log2(e) / sqrt d, 1, room for more]; last row: an empty slot.
 
     The mean of the keys is taken out of both: a common shift changes no distance, but improves rounding.
     """
-    n, heads, d = k.shape
+    n, d = k.shape
     mean = k.mean(0)
-    centred = k.index_select(0, order).sub_(mean)
-    keys = k.new_empty(heads, n + 1, 2 * d + 2)
-    keys[:, :n, :d] = centred.transpose(0, 1)
-    keys[:, :n, d] = centred.square_().sum(-1).mul_(-0.5 * LOG2_E / math.sqrt(d)).T
-    keys[:, :n, d + 2 :] = v.index_select(0, order).transpose(0, 1)
-    keys[:, n] = 0
-    keys[:, n, d] = PRUNED
-    keys[:, :, d + 1] = 1
-    queries = q.new_empty(heads, n + 1, query_columns)
-    torch.mul((q - mean).transpose(0, 1), LOG2_E / math.sqrt(d), out=queries[:, :n, :d])
-    queries[:, n] = 0
-    queries[:, :, d] = 1
+    keys = scratch("keys", n + 1, 2 * d + 2)
+    rows = torch.index_select(k, 0, order, out=scratch("rows", n, d)).sub_(mean)
+    keys[:n, :d] = rows
+    torch.mul(rows.square_().sum(-1), -0.5 * LOG2_E / math.sqrt(d), out=keys[:n, d])
+    keys[:n, d + 2 :] = torch.index_select(v, 0, order, out=rows)
+    keys[n] = 0
+    keys[n, d] = PRUNED
+    keys[:, d + 1] = 1
+    queries = scratch("queries", n + 1, query_columns)
+    torch.sub(q, mean, out=queries[:n, :d]).mul_(LOG2_E / math.sqrt(d))
+    queries[n] = 0
+    queries[:, d] = 1
     return keys, queries
 
 
@@ -229,7 +237,7 @@ def dense_forward(
 ) -> tuple[Tensor, Tensor]:
     """The same for one bag in which every query looks at every key, all heads at once."""
     n, heads, d = q.shape
-    keys, queries = _tables(q, k, v, torch.arange(n, device=q.device), query_columns=d + 1)
+    keys, queries = _stacked_tables(q, k, v, query_columns=d + 1)
     out, lse = q.new_empty(heads, n, d), q.new_empty(heads, n)
     scratch = _Scratch(q)
     for part in _dense_parts(q):
@@ -256,7 +264,7 @@ def dense_backward(
     decay: Decay,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     n, heads, d = q.shape
-    keys, queries = _tables(q, k, v, torch.arange(n, device=q.device), query_columns=d + 2)
+    keys, queries = _stacked_tables(q, k, v, query_columns=d + 2)
     queries[:, :n, d + 1] = -lse.T
     values = keys[:, :n, d + 1 :]  # [1, v]
     grads = torch.cat((-(out * grad).sum(-1, keepdim=True), grad), -1).transpose(0, 1).contiguous()  # [-O.dO, dO]
@@ -279,6 +287,14 @@ def dense_backward(
     dq.mul_(1 / math.sqrt(d))
     dk.mul_(1 / LOG2_E)
     return dq.transpose(0, 1).contiguous(), dk.transpose(0, 1).contiguous(), dv.transpose(0, 1).contiguous(), dtheta
+
+
+def _stacked_tables(q: Tensor, k: Tensor, v: Tensor, query_columns: int) -> tuple[Tensor, Tensor]:
+    """The tables of all heads, (heads, n + 1, .), in the order of the tiles."""
+    order = torch.arange(len(q), device=q.device)
+    heads = zip(q.unbind(1), k.unbind(1), v.unbind(1), strict=True)
+    tables = [_tables(*qkv, _Scratch(q), order=order, query_columns=query_columns) for qkv in heads]
+    return torch.stack([keys for keys, _ in tables]), torch.stack([queries for _, queries in tables])
 
 
 def pruning_mask(xy: Tensor, keep_d2: Tensor) -> Tensor | None:
