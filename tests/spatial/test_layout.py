@@ -5,46 +5,7 @@ import torch
 
 from psamil.errors import OptionError, ShapeError
 from psamil.spatial import Layout, posterior_attention
-from psamil.spatial.layout import SLOTS, Plan
-from tests.spatial.cases import KINDS, inputs, positions, thetas
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("radius", [0.5, 1.0, 3.3, 12.0])
-def test_runs_hold_every_neighbour(kind, radius):
-    """Each query finds each of its neighbours exactly once among the keys of its block."""
-    xy = positions(kind, 333)
-    bag = Layout.of(xy).bags[0]
-    near = torch.cdist(xy, xy) <= radius
-    for blocks in filter(None, (bag.lattice, bag.scattered)):
-        runs = blocks.runs(radius)
-        found = torch.zeros(len(blocks.bag), len(xy), dtype=torch.long)
-        for block, start, size in zip(runs.block.tolist(), runs.start.tolist(), runs.size.tolist(), strict=True):
-            found[block, blocks.order[start : start + size]] += 1
-        assert found.max() == 1
-        assert (found[blocks.place // SLOTS] >= near).all()
-
-
-def test_every_tile_has_a_slot_of_its_own():
-    for kind in KINDS:
-        xy = positions(kind, 500)
-        bag = Layout.of(xy).bags[0]
-        for blocks in filter(None, (bag.lattice, bag.scattered)):
-            assert len(blocks.place.unique()) == 500
-            assert (blocks.queries.view(-1)[blocks.place] == torch.arange(500)).all()
-
-
-def test_lattices_are_recognised():
-    on_lattice = {kind: Layout.of(positions(kind, 50)).bags[0].lattice is not None for kind in KINDS}
-    assert on_lattice == {
-        "lattice": True,
-        "two phases": False,
-        "continuous": False,
-        "duplicates": True,
-        "collinear": True,
-        "subsampled": True,
-    }
-    assert Layout.of(positions("lattice", 50) * 512 / 512.0 + 0.25).bags[0].lattice is not None  # any one phase
+from tests.spatial.cases import inputs, positions, thetas
 
 
 @pytest.mark.parametrize("kind", ["lattice", "continuous", "duplicates"])
@@ -53,17 +14,6 @@ def test_count_pairs(kind):
     d2 = (xy[:, None] - xy).square().sum(-1)
     for keep in (0.25, 1.0, 40.0, 1e9):
         assert Layout.of(xy).bags[0].count_pairs(keep) == int((d2 <= keep).sum())
-
-
-def test_plan_covers_all_blocks_in_bounded_chunks():
-    blocks = Layout.of(positions("continuous", 2000)).bags[0].scattered
-    plan = Plan(blocks, 4.0, window=0)
-    chunks = list(plan.chunks(10_000))
-    assert [chunk.first for chunk in chunks[1:]] == [chunk.last for chunk in chunks[:-1]]
-    assert (chunks[0].first, chunks[-1].last) == (0, len(blocks.bag))
-    for chunk in chunks:
-        assert len(chunk.keys) == (chunk.last - chunk.first) * chunk.length
-        assert chunk.length * (chunk.last - chunk.first) * SLOTS <= 10_000 or chunk.last - chunk.first == 1
 
 
 def test_the_path_is_chosen_by_counted_work():

@@ -24,8 +24,9 @@ from torch.utils.flop_counter import register_flop_formula
 
 from psamil.errors import OptionError, ShapeError
 from psamil.spatial import kernels
+from psamil.spatial.blocks import Blocks
 from psamil.spatial.decays import Decay, get_decay
-from psamil.spatial.layout import Blocks, Layout
+from psamil.spatial.layout import Layout
 from psamil.spatial.reference import squared_radius
 
 

@@ -23,8 +23,9 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from psamil.spatial.blocks import BLOCK_SIDE, SLOTS, Blocks
 from psamil.spatial.decays import Decay
-from psamil.spatial.layout import BLOCK_SIDE, SLOTS, Blocks, Chunk, Plan
+from psamil.spatial.plan import Chunk, Plan
 
 PRUNED = -1e30  # score of a pair that is not there; finite, so that no row can become NaN
 PRUNED_PER_D2 = -1e36  # sinks a pair that is beyond the squared radius by one rounding error
