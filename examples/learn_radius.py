@@ -62,7 +62,7 @@ def report(runs: dict[float, tuple[list[float], list[list[float]]]], out: Path) 
         left.plot(range(19, len(losses)), smooth, color=f"C{i}", label=f"r = {r:g}")
         right.plot(radii, color=f"C{i}")
         right.axhline(r, color=f"C{i}", linestyle=":")
-        right.text(len(losses), r, f" r = {r:g}", color=f"C{i}", va="center")
+        right.text(len(losses), r, f"r = {r:g}", color=f"C{i}", va="bottom", ha="right")
     left.set(xlabel="step", ylabel="loss (mean of 20 steps)", ylim=(0, None))
     left.legend(frameon=False)
     right.set(xlabel="step", ylabel="radius K of each head (tile steps)", ylim=(0, None))
@@ -77,6 +77,7 @@ if __name__ == "__main__":
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--out", type=Path, default=Path("demo-report"))
     arguments = parser.parse_args()
+    torch.set_num_threads(1)  # tensors this small are fastest on one thread
     runs = {r: train(r, arguments.steps) for r in arguments.ranges}
     for r, (_, radii) in runs.items():
         first, last = (", ".join(f"{k:.1f}" for k in step) for step in (radii[0], radii[-1]))
