@@ -283,6 +283,18 @@ def test_flops_are_those_of_the_kept_pairs(path):
     assert counter.get_total_flops() == (4 + 10) * 8 * pairs
 
 
+def test_flops_of_the_dense_path():
+    """All pairs; the Gaussian as plain attention, three columns wider."""
+    xy = positions("lattice", 60)
+    q, k, v, grad = inputs(60, 2, 8)
+    q.requires_grad_()
+    for decay, width in (("exponential", 8), ("gaussian", 8 + 3)):
+        theta = thetas(decay, [30.0, 20.0])
+        with FlopCounterMode(display=False) as counter:
+            posterior_attention(q, k, v, xy, theta, decay=decay, layout=Layout.of(xy, path="dense")).backward(grad)
+        assert counter.get_total_flops() == (4 + 10) * width * 2 * 60**2
+
+
 def test_errors_name_what_is_wrong():
     q, k, v, _ = inputs(10, 2, 4)
     xy, theta = positions("lattice", 10), thetas("gaussian", [3.0, 4.0])

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.utils.flop_counter import register_flop_formula
+from torch.utils.flop_counter import flop_registry, register_flop_formula
 
 from psamil.errors import OptionError, ShapeError
 from psamil.spatial import kernels
@@ -213,6 +213,15 @@ def _forward_flops(q: Tensor, k: Tensor, v: Tensor, theta: Tensor, geometry: int
 def _backward_flops(grad: Tensor, *args: Any, **__: Any) -> int:
     """Five products per kept pair: scores again, dP, dQ, dK, dV."""
     return 10 * grad.shape[2] * _GEOMETRIES[args[6]].count_pairs()
+
+
+# torch counts the products of its attention kernels, but leaves out those for CPUs, which the dense path can use
+_ATEN = torch.ops.aten
+for _cpu, _other in (
+    (_ATEN._scaled_dot_product_flash_attention_for_cpu, _ATEN._scaled_dot_product_flash_attention),
+    (_ATEN._scaled_dot_product_flash_attention_for_cpu_backward, _ATEN._scaled_dot_product_flash_attention_backward),
+):
+    flop_registry.setdefault(_cpu, flop_registry[_other])
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, xy: Tensor, theta: Tensor, tau: float) -> None:
