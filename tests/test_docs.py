@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from psamil.models import registry
-from psamil.spatial import DECAYS
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -20,10 +19,7 @@ SNIPPETS = [
 @pytest.mark.parametrize("code", SNIPPETS)
 def test_snippets_run(code, monkeypatch, capsys):
     monkeypatch.setattr(registry, "_BUILDERS", dict(registry._BUILDERS))
-    known = dict(DECAYS)
     exec(compile(code, "<documentation>", "exec"), {"__name__": "documentation"})
-    DECAYS.clear()
-    DECAYS.update(known)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -80,9 +80,11 @@ def test_positions_matter():
 
 
 def test_an_empty_bag_has_a_prediction():
-    out = small()(PackedBags.of(bags(5, 0)))
-    assert out.logits.isfinite().all()
-    assert out.tile_scores.shape == (5,)
+    for sizes in ((5, 0), (0, 0)):
+        out = small()(PackedBags.of(bags(*sizes)))
+        assert out.logits.shape == (2, 2)
+        assert out.logits.isfinite().all()
+        assert out.tile_scores.shape == (sum(sizes),)
 
 
 def test_a_prepared_layout_gives_the_same_result():
@@ -134,5 +136,7 @@ def test_errors():
         small(preset="paper")
     with pytest.raises(OptionError, match="unknown pooling 'max'"):
         small(pooling="max")
+    with pytest.raises(OptionError, match="unknown form of diversity 'kde'"):
+        small(diversity="kde")
     with pytest.raises(OptionError, match="must be at least 1"):
         small(depth=0)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
 from psamil.errors import OptionError, ShapeError
-from psamil.spatial import DECAYS, Layout, posterior_attention, posterior_attention_reference
+from psamil.spatial import DECAYS, Layout, kernels, posterior_attention, posterior_attention_reference
 from tests.spatial.cases import KINDS, compare, inputs, positions, thetas
 from tests.spatial.loop_oracle import posterior_attention_loop
 
@@ -142,7 +142,6 @@ def test_plain_self_attention_is_the_special_case():
     out = posterior_attention(q, k, v, xy, torch.ones(2, dtype=torch.float64), decay=Uniform())
     plain = torch.nn.functional.scaled_dot_product_attention(*(t.transpose(0, 1) for t in (q, k, v))).transpose(0, 1)
     torch.testing.assert_close(out, plain, rtol=1e-12, atol=1e-13)
-    del DECAYS["uniform"]
 
 
 @pytest.mark.parametrize("tau", [0.0, 1e-3])
@@ -241,6 +240,30 @@ def test_isolated_tiles_keep_themselves():
     torch.testing.assert_close(out, v)
 
 
+@pytest.mark.parametrize("gap", [1e2, 1e4, 1e6])
+def test_pieces_far_apart_are_exact_in_float32(gap):
+    """A block of scattered tiles may span the gap between two pieces of tissue."""
+    xy = torch.cat((positions("continuous", 150), positions("continuous", 170, seed=1) + gap))
+    compare(xy, "gaussian", [5.0, 2.0], dtype=torch.float32, tolerance=2e-5, paths=("scattered", "dense"))
+
+
+def test_the_embedded_dense_path_stays_small():
+    """Its mask is n x n: a large bag must not take it, a small one may."""
+    crowd = torch.rand(6000, 2, dtype=torch.float64) * 30
+    q, k, v, _ = inputs(6000, 1, 2, torch.float32)
+    theta = thetas("gaussian", [25.0]).float()
+    names = []
+    original = kernels.pruning_mask
+    try:
+        kernels.pruning_mask = lambda xy, keep: names.append(len(xy)) or original(xy, keep)
+        posterior_attention(q, k, v, crowd, theta, decay="gaussian")
+        assert names == []
+        posterior_attention(q[:900], k[:900], v[:900], crowd[:900], theta, decay="gaussian")
+        assert names == [900]
+    finally:
+        kernels.pruning_mask = original
+
+
 def test_large_norms_stay_finite_and_exact():
     xy = positions("lattice", 200)
     q, k, v, _ = inputs(200, 1, 8)
@@ -308,7 +331,12 @@ def test_errors_name_what_is_wrong():
         posterior_attention(q, k, v, xy, theta, decay="gaussian", layout=Layout.of(xy[:5]))
     with pytest.raises(OptionError, match="unknown decay 'gauss'; known: 'cauchy', 'exponential', 'gaussian'"):
         posterior_attention(q, k, v, xy, theta, decay="gauss")
-    with pytest.raises(OptionError, match="theta must be positive"):
-        posterior_attention(q, k, v, xy, theta * math.nan, decay="gaussian")
+    for bad in (math.nan, math.inf, 0.0, -1.0):
+        with pytest.raises(OptionError, match="theta must be positive and finite"):
+            posterior_attention(q, k, v, xy, theta * bad, decay="exponential")
+    with pytest.raises(ShapeError, match="floating point"):
+        posterior_attention(q.long(), k.long(), v.long(), xy, theta, decay="gaussian")
+    with pytest.raises(ShapeError, match="bags must be offsets that rise from 0 to 10"):
+        posterior_attention(q, k, v, xy, theta, decay="gaussian", bags=torch.tensor([]))
     with pytest.raises(OptionError, match="tau"):
         posterior_attention(q, k, v, xy, theta, decay="gaussian", tau=1.0)

@@ -12,7 +12,7 @@ from tests.spatial.cases import inputs, positions, thetas
 def test_count_pairs(kind):
     xy = positions(kind, 300)
     d2 = (xy[:, None] - xy).square().sum(-1)
-    for keep in (0.25, 1.0, 40.0, 1e9):
+    for keep in (0.25, 1.0, 40.0, 1e9, float("inf")):
         assert Layout.of(xy).bags[0].count_pairs(keep) == int((d2 <= keep).sum())
 
 
@@ -59,5 +59,5 @@ def test_errors():
         Layout.of(torch.tensor([[0.0, float("nan")], [float("inf"), 0.0], [1.0, 1.0]]))
     with pytest.raises(ShapeError, match=r"xy must be \(n, 2\)"):
         Layout.of(torch.zeros(3))
-    with pytest.raises(ShapeError, match="rise from 0 to n = 3"):
+    with pytest.raises(ShapeError, match="bags must be offsets that rise from 0 to 3"):
         Layout.of(torch.zeros(3, 2), torch.tensor([0, 2]))

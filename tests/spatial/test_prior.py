@@ -58,6 +58,14 @@ def test_priors_have_their_own_learning_rate_and_no_weight_decay():
     assert len(parameter_groups(model[0], lr=1e-3)) == 1
 
 
+@pytest.mark.parametrize("decay", DECAYS)
+def test_small_initial_radii(decay):
+    for k_init in (0.5, 1.0, 1.1, 4.5):
+        radii = DistancePrior(3, decay, k_min=0.2, k_max=5.0, k_init=k_init).radius_steps
+        assert ((radii > 0.2) & (radii < 5)).all()
+        assert radii.min() < k_init < radii.max()
+
+
 def test_errors():
     with pytest.raises(OptionError, match="k_min < k_init < k_max"):
         DistancePrior(2, k_init=30)

@@ -26,6 +26,7 @@ from psamil.models.output import ModelOutput
 from psamil.models.registry import register_model
 from psamil.models.segments import segment_softmax, segment_sum
 from psamil.spatial import Decay, DistancePrior, Layout, diversity_entropy, posterior_attention
+from psamil.spatial.diversity import FORMS
 
 PRESETS: dict[str, dict[str, int]] = {
     "paper-crc": {"heads": 3, "head_dim": 96},
@@ -61,13 +62,13 @@ class SpatialAttention(nn.Module):
 
     def __init__(self, width: int, heads: int, prior: DistancePrior) -> None:
         super().__init__()
-        self.heads = heads
+        self.heads, self.head_dim = heads, width // heads
         self.qkv = nn.Linear(width, 3 * width)
         self.proj = nn.Linear(width, width)
         self.prior = prior
 
     def forward(self, x: Tensor, xy: Tensor, layout: Layout) -> Tensor:
-        q, k, v = self.qkv(x).view(len(x), 3, self.heads, -1).unbind(1)  # (n, heads, d) each
+        q, k, v = self.qkv(x).unflatten(1, (3, self.heads, self.head_dim)).unbind(1)  # (n, heads, d) each
         prior = self.prior
         out = posterior_attention(q, k, v, xy, prior.theta, decay=prior.decay, tau=prior.tau, layout=layout)
         return self.proj(out.flatten(1))
@@ -141,6 +142,8 @@ class PSAMIL(nn.Module):
             raise OptionError("in_dim, n_out, heads, head_dim, depth, adapter_layers and mlp_ratio must be at least 1")
         if pooling not in ("linear", "gated"):
             raise one_of("pooling", pooling, ("linear", "gated"))
+        if diversity not in FORMS:
+            raise one_of("form of diversity", diversity, FORMS)
         width = heads * head_dim
         self.in_dim, self.alpha, self.diversity = in_dim, alpha, diversity
         self.adapter = Adapter(in_dim, width, adapter_layers)

@@ -26,8 +26,8 @@ from psamil.errors import OptionError, ShapeError
 from psamil.spatial import kernels
 from psamil.spatial.blocks import Blocks
 from psamil.spatial.decays import Decay, get_decay
-from psamil.spatial.layout import Layout
-from psamil.spatial.reference import squared_radius
+from psamil.spatial.layout import BagLayout, Layout
+from psamil.spatial.reference import RADIUS_TOLERANCE, squared_radius
 
 
 def posterior_attention(
@@ -67,19 +67,16 @@ def posterior_attention(
     compute = q.dtype if q.dtype == torch.float64 else torch.float32
     q32, k32, v32, theta32 = (t.to(compute) for t in (q, k, v, theta))
     keep_d2 = squared_radius(decay, theta, tau)
-    if not keep_d2.ge(0).all():
-        raise OptionError(f"theta must be positive and finite, got {theta.tolist()}")
     scale = decay.embedding_scale(theta32) if hasattr(decay, "embedding_scale") else None
-    reach = math.inf if scale is None else scale.detach().amax().item()
-    embeds = [bag.half_diagonal * reach <= EMBEDDING_LIMIT for bag in layout.bags]
-    paths = layout.choose(keep_d2.sqrt().tolist(), embeds)
+    embeds = [scale is not None and _embeds(bag, scale, keep_d2) for bag in layout.bags]
+    paths = layout.choose((keep_d2 / (1 + RADIUS_TOLERANCE)).sqrt().tolist(), embeds)
 
     def attend(group: Sequence[int], q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         path = paths[group[0]]
         with torch.autocast(q.device.type, enabled=False):
             if path == "dense" and embeds[group[0]]:
                 assert scale is not None
-                return _embedded_attention(q, k, v, layout.bags[group[0]].xy, scale, keep_d2)
+                return _embedded_attention(q, k, v, layout.bags[group[0]], scale, keep_d2)
             geometry = _Geometry(layout, group, path, decay, keep_d2)
             return _PosteriorAttention.apply(q, k, v, theta32, geometry)
 
@@ -94,11 +91,21 @@ def posterior_attention(
     return torch.cat(parts).index_select(0, torch.cat(tiles).argsort()).to(q.dtype)
 
 
-EMBEDDING_LIMIT = 6.0
-"""Largest embedded position: beyond it, rounding of products of positions would show in the prior."""
+EMBEDDING_LIMIT = 6.0  # largest embedded position: beyond it, rounding of products of positions would show
+EMBEDDING_MASK_LIMIT = 2**24  # largest mask of heads x n x n
 
 
-def _embedded_attention(q: Tensor, k: Tensor, v: Tensor, xy: Tensor, scale: Tensor, keep_d2: Tensor) -> Tensor:
+def _embeds(bag: BagLayout, scale: Tensor, keep_d2: Tensor) -> bool:
+    """Whether the dense path can be plain attention on extended queries and keys: precise, and in little memory."""
+    precise = bag.half_diagonal * scale.detach().amax().item() <= EMBEDDING_LIMIT
+    return precise and (_keeps_all(bag, keep_d2) or len(scale) * bag.n**2 <= EMBEDDING_MASK_LIMIT)
+
+
+def _keeps_all(bag: BagLayout, keep_d2: Tensor) -> bool:
+    return (2 * bag.half_diagonal) ** 2 <= keep_d2.amin().item()
+
+
+def _embedded_attention(q: Tensor, k: Tensor, v: Tensor, bag: BagLayout, scale: Tensor, keep_d2: Tensor) -> Tensor:
     r"""One bag whose prior is Gaussian, as plain attention. With x' = s x,
 
     -||q_i - k_j||^2 / (2 sqrt d) - ||x'_i - x'_j||^2 / 2 = [q_i / sqrt d, x'_i, 1] . [k_j, x'_j, b_j] + (no j),
@@ -109,20 +116,24 @@ def _embedded_attention(q: Tensor, k: Tensor, v: Tensor, xy: Tensor, scale: Tens
     d = q.shape[2]
     mean = k.mean(0).detach()  # cancels; improves rounding
     q, k, v = ((t - shift).transpose(0, 1) for t, shift in ((q, mean), (k, mean), (v, 0)))  # (heads, n, d)
-    centred = (xy - (xy.amax(0) + xy.amin(0)) / 2).to(q.dtype)
+    centred = (bag.xy - bag.xy.amax(0) / 2).to(q.dtype)
     place = centred * scale[:, None, None]  # (heads, n, 2)
     bias = -k.square().sum(-1, keepdim=True) / (2 * math.sqrt(d)) - place.square().sum(-1, keepdim=True) / 2
     query = torch.cat((q / math.sqrt(d), place, torch.ones_like(bias)), -1)
     key = torch.cat((k, place, bias), -1)
     value = torch.nn.functional.pad(v, (0, 3))
-    mask = kernels.pruning_mask(centred, keep_d2)
+    mask = None if _keeps_all(bag, keep_d2) else kernels.pruning_mask(centred, keep_d2)
     out = torch.nn.functional.scaled_dot_product_attention(query[None], key[None], value[None], mask, scale=1.0)
     return out[0, :, :, :d].transpose(0, 1)
 
 
 @dataclass(eq=False)
 class _Geometry:
-    """What the operator needs beside tensors. Operators take tensors and numbers: a geometry is passed by number."""
+    """What the operator needs beside tensors.
+
+    It is an operator of torch, so that torch counts its FLOPs, and operators take tensors and numbers: a geometry is
+    passed by its number among those alive.
+    """
 
     layout: Layout
     bags: Sequence[int]
@@ -229,7 +240,11 @@ def _check(q: Tensor, k: Tensor, v: Tensor, xy: Tensor, theta: Tensor, tau: floa
         raise ShapeError(f"q, k, v must be (n, heads, d), got {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}")
     if xy.shape != (len(q), 2):
         raise ShapeError(f"xy must be ({len(q)}, 2) for {len(q)} tiles, got {tuple(xy.shape)}")
+    if not q.is_floating_point():
+        raise ShapeError(f"q, k, v must be floating point, got {q.dtype}")
     if theta.shape != q.shape[1:2]:
         raise ShapeError(f"theta must be ({q.shape[1]},), one per head, got {tuple(theta.shape)}")
+    if not ((theta > 0) & theta.isfinite()).all():
+        raise OptionError(f"theta must be positive and finite, got {theta.tolist()}")
     if not 0 <= tau < 1:
         raise OptionError(f"tau must be in [0, 1), got {tau}")

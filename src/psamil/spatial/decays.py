@@ -21,7 +21,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from psamil.errors import OptionError, one_of
+from psamil.errors import one_of
 
 
 class Decay(Protocol):
@@ -103,15 +103,12 @@ DECAYS: dict[str, Decay] = {decay.name: decay for decay in (Exponential(), Gauss
 
 
 def get_decay(decay: str | Decay) -> Decay:
-    """The decay of that name; a decay object is registered under its own name and returned."""
-    if isinstance(decay, str):
-        if decay not in DECAYS:
-            raise one_of("decay", decay, DECAYS)
-        return DECAYS[decay]
-    known = DECAYS.setdefault(decay.name, decay)
-    if type(known) is not type(decay):
-        raise OptionError(f"another decay is registered as {decay.name!r}; give yours a name of its own")
-    return known
+    """The decay of that name; a decay object stands for itself."""
+    if not isinstance(decay, str):
+        return decay
+    if decay not in DECAYS:
+        raise one_of("decay", decay, DECAYS)
+    return DECAYS[decay]
 
 
 def check_decay(decay: Decay) -> None:
@@ -131,6 +128,11 @@ def check_decay(decay: Decay) -> None:
             assert abs(decay.radius(theta, tau).item() - radius) < 1e-9 * radius, f"{name}: radius is not the inverse"
             assert abs(at_radius - math.log(tau)) < 1e-9, f"{name}: f at the radius must be tau"
             assert torch.allclose(decay.slope(d2, theta.detach()), slope, rtol=1e-9), f"{name}: slope is not d log f"
+            single = decay.slope(d2.float() * 1e6, theta.detach().float())
+            assert single.isfinite().all(), f"{name}: slope of a far tile is not finite in float32"
+            if hasattr(decay, "embedding_scale"):
+                embedded = -d2 * decay.embedding_scale(theta.detach()).square() / 2
+                assert torch.allclose(log_f, embedded, rtol=1e-9), f"{name}: embedding_scale does not give log f"
     assert decay.radius(torch.tensor(1.0), 0.0).item() == math.inf, f"decay {decay.name!r}: no radius at tau = 0"
 
 

@@ -10,7 +10,8 @@ which differ from the definition by a term in ||q_i||^2 that cancels in the soft
 - scores are laid out (keys, queries), so that on a lattice adding the prior is a gather of table rows;
 - a chunk of scores stays in the L2 cache, and the backward pass recomputes it instead of storing it;
 - ``exp2``, never ``exp``, which takes a slow path on the large negative scores of pruned pairs;
-- products have exactly d columns (an extra one would waste half a vector register): sums are taken apart.
+- products *into* outputs and gradients have exactly d columns (one more would waste half a vector register): sums
+  over keys are taken apart.
 
 ``block_*`` serves blocks of queries with gathered keys (lattice or scattered), ``dense_*`` one small bag, all heads at
 once. theta is one number per head, so its gradient is the sum over pairs of dL/dS_ij times d log f_ij / d theta.
@@ -108,7 +109,7 @@ def block_forward(q: Tensor, k: Tensor, v: Tensor, plans: Sequence[HeadPlan], bl
         o, log_sum = scratch("o", len(blocks.bag), SLOTS, d), scratch("log_sum", len(blocks.bag), SLOTS)
         for chunk in head.plan.chunks(pairs):
             key, query = _gather(keys, queries, head.plan, chunk, scratch)
-            score = _log_prior(head, chunk, scratch)[0].baddbmm_(key[..., : d + 1], query.mT)
+            score = _log_prior(head, chunk, scratch).baddbmm_(key[..., : d + 1], query.mT)
             top = score.amax(1, keepdim=True)
             p = score.sub_(top).exp2_()
             total = p.sum(1)
@@ -147,8 +148,8 @@ def block_backward(
         dk_sorted, dv_sorted = scratch("dk", n + 1, d).zero_(), scratch("dv", n + 1, d).zero_()
         for chunk in head.plan.chunks(pairs):
             key, query = _gather(keys, queries, head.plan, chunk, scratch)
-            log_prior, slope = _log_prior(head, chunk, scratch, slopes, with_slope=True)
-            p = log_prior.baddbmm_(key[..., : d + 2], query[..., : d + 2].mT).exp2_()
+            slope = _slope(head, slopes, chunk, scratch)
+            p = _log_prior(head, chunk, scratch).baddbmm_(key[..., : d + 2], query[..., : d + 2].mT).exp2_()
             ds = torch.bmm(key[..., d + 1 :], query[..., d + 2 :].mT, out=scratch("ds", *p.shape)).mul_(p)
             dtheta[h] += torch.dot(ds.view(-1), slope.view(-1))
             torch.bmm(ds.mT, key[..., :d], out=dq_slots[chunk.first : chunk.last])
@@ -198,19 +199,20 @@ def _gather(keys: Tensor, queries: Tensor, plan: Plan, chunk: Chunk, scratch: _S
     return key.view(-1, chunk.length, keys.shape[1]), query.view(-1, SLOTS, queries.shape[1])
 
 
-def _log_prior(
-    head: HeadPlan, chunk: Chunk, scratch: _Scratch, slopes: Tensor | None = None, with_slope: bool = False
-) -> tuple[Tensor, Tensor]:
-    """(c, L, SLOTS) log2 f, PRUNED outside the disc, and d log f / d theta of any finite value where pruned."""
+def _log_prior(head: HeadPlan, chunk: Chunk, scratch: _Scratch) -> Tensor:
+    """(c, L, SLOTS) log2 f, PRUNED outside the disc."""
     if head.table is not None:
         value = torch.index_select(head.table, 0, chunk.cells, out=scratch("score", len(chunk.cells), SLOTS))
-        slope = value
-        if slopes is not None:
-            slope = torch.index_select(slopes, 0, chunk.cells, out=scratch("slope", len(chunk.cells), SLOTS))
-        return value.view(-1, chunk.length, SLOTS), slope
+        return value.view(-1, chunk.length, SLOTS)
     d2 = _scattered_d2(head.plan, chunk, scratch)
-    slope = head.decay.slope(d2, head.theta) if with_slope else d2
-    return _prune(head.decay.log_prior(d2, head.theta).mul_(LOG2_E), d2, head.keep_d2, scratch), slope
+    return _prune(head.decay.log_prior(d2, head.theta).mul_(LOG2_E), d2, head.keep_d2, scratch)
+
+
+def _slope(head: HeadPlan, table: Tensor | None, chunk: Chunk, scratch: _Scratch) -> Tensor:
+    """As many values of d log f / d theta, of any finite value where pruned."""
+    if table is not None:
+        return torch.index_select(table, 0, chunk.cells, out=scratch("slope", len(chunk.cells), SLOTS))
+    return head.decay.slope(_scattered_d2(head.plan, chunk, scratch), head.theta)
 
 
 def _prune(log_prior: Tensor, d2: Tensor, keep_d2: float, scratch: _Scratch) -> Tensor:
@@ -223,13 +225,18 @@ def _scattered_d2(plan: Plan, chunk: Chunk, scratch: _Scratch) -> Tensor:
     """(c, L, SLOTS) squared distances. Positions are taken relative to the block first: accurate also in float32."""
     blocks, c = plan.order[chunk.first : chunk.last], chunk.last - chunk.first
     centre = plan.blocks.origin[blocks][:, None]
-    nowhere = plan.blocks.xy.new_full((1, 2), 1e9)  # position of padding: far away, but finite
-    key_xy = torch.cat((plan.blocks.xy, nowhere)).index_select(0, chunk.keys).view(c, chunk.length, 2)
+    anywhere = plan.blocks.xy[:1]  # position of padding, which the key table rules out already
+    key_xy = torch.cat((plan.blocks.xy, anywhere)).index_select(0, chunk.keys).view(c, chunk.length, 2)
     d2, dy = scratch("d2", c, chunk.length, SLOTS), scratch("dy", c, chunk.length, SLOTS)
-    key_x, key_y = (key_xy - centre).to(d2.dtype).unbind(-1)
-    query_x, query_y = (plan.blocks.query_xy[blocks] - centre).to(d2.dtype).unbind(-1)
-    torch.sub(key_x[:, :, None], query_x[:, None, :], out=d2)
-    torch.sub(key_y[:, :, None], query_y[:, None, :], out=dy)
+    precision = torch.float64 if plan.wide and key_xy.dtype == torch.float64 else d2.dtype
+    key_x, key_y = (key_xy - centre).to(precision).unbind(-1)
+    query_x, query_y = (plan.blocks.query_xy[blocks] - centre).to(precision).unbind(-1)
+    if precision != d2.dtype:
+        d2.copy_(key_x[:, :, None] - query_x[:, None, :])
+        dy.copy_(key_y[:, :, None] - query_y[:, None, :])
+    else:
+        torch.sub(key_x[:, :, None], query_x[:, None, :], out=d2)
+        torch.sub(key_y[:, :, None], query_y[:, None, :], out=dy)
     return d2.square_().addcmul_(dy, dy)
 
 
@@ -298,14 +305,12 @@ def _stacked_tables(q: Tensor, k: Tensor, v: Tensor, query_columns: int) -> tupl
     return torch.stack([keys for keys, _ in tables]), torch.stack([queries for _, queries in tables])
 
 
-def pruning_mask(xy: Tensor, keep_d2: Tensor) -> Tensor | None:
-    """(1, heads, n, n) to be added to scores: 0 within the radius, very negative beyond; None if all are kept."""
+def pruning_mask(xy: Tensor, keep_d2: Tensor) -> Tensor:
+    """(1, heads, n, n) to be added to scores: 0 within the radius, very negative beyond."""
     x, y = xy.T.contiguous()
     d2 = (x[:, None] - x).square_()
     dy = y[:, None] - y
     d2.addcmul_(dy, dy)
-    if d2.amax() <= keep_d2.amin():
-        return None
     return (d2 - keep_d2.to(d2)[:, None, None]).clamp_min_(0).mul_(PRUNED_PER_D2)[None]
 
 

@@ -15,13 +15,14 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from psamil.bag import check_offsets
 from psamil.errors import OptionError, ShapeError, one_of
 from psamil.spatial.blocks import SLOTS, Blocks, join, lattice_blocks, scattered_blocks
 
 PATHS = ("lattice", "scattered", "dense")
 LATTICE_MAX_RADIUS = 64  # steps; a table for a larger radius no longer fits in cache
 
-# Relative time of one query-key pair, forward and backward, as measured by benchmarks/attention.py
+# Relative time of one query-key pair, forward and backward, with forced paths on slides of 1,000 to 10,000 tiles
 PAIR_COST = {"lattice": 1.0, "scattered": 1.5, "dense": 1.5, "dense, embedded": 0.7}
 
 
@@ -54,6 +55,8 @@ class BagLayout:
 
     def count_pairs(self, squared_radius: float) -> int:
         """Query-key pairs within the radius, each tile with itself included."""
+        if (2 * self.half_diagonal) ** 2 <= squared_radius:
+            return self.n**2
         if self.lattice is not None:  # every tile as a block of its own: its runs are then exactly its neighbours
             total = 0
             for xy in self.lattice.xy.split(1 << 14):
@@ -101,10 +104,11 @@ class Layout:
         """The layout of tiles at ``xy`` (n, 2) in tile steps; ``bags`` (b + 1,) are the offsets of packed bags."""
         if xy.ndim != 2 or xy.shape[1] != 2:
             raise ShapeError(f"xy must be (n, 2), got {tuple(xy.shape)}")
-        offsets = [0, len(xy)] if bags is None else bags.tolist()
-        if offsets[0] != 0 or offsets[-1] != len(xy) or any(b < a for a, b in pairwise(offsets)):
-            raise ShapeError(f"bags must be offsets that rise from 0 to n = {len(xy)}, got {offsets[:8]}")
-        built = [BagLayout.build(xy[a:b]) for a, b in pairwise(offsets) if b > a]  # an empty bag has no geometry
+        offsets = torch.tensor([0, len(xy)]) if bags is None else bags
+        check_offsets(offsets, len(xy), "bags")
+        built = [
+            BagLayout.build(xy[a:b]) for a, b in pairwise(offsets.tolist()) if b > a
+        ]  # an empty bag has no geometry
         return Layout(built, path).to(xy.device)
 
     @staticmethod
@@ -161,6 +165,8 @@ class Layout:
         """The blocks of these bags joined, tiles numbered from the first tile of the first of them."""
         key = (path, tuple(bags))
         if key not in self._joined:
+            if len(self._joined) >= 8:
+                self._joined.clear()
             parts = [self.bags[b].lattice if path == "lattice" else self.bags[b].scattered for b in bags]
             self._joined[key] = join([part for part in parts if part is not None])
         return self._joined[key]

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from psamil.spatial.blocks import BLOCK_SIDE, SLOTS, Blocks, position_in_group
 
+WIDE_STEPS = 64  # block whose distances are computed in float64
 EXPANDED_KEYS = 1 << 19  # keys of a plan that are held in memory at a time: 16 bytes each
 
 
@@ -32,6 +33,8 @@ class Plan:
     def __init__(self, blocks: Blocks, reach: float, window: int) -> None:
         self.blocks, self.window = blocks, window
         self._kept: list[Chunk] | None = None
+        # A block can span a gap between pieces of tissue: positions relative to its centre are then not small
+        self.wide = (blocks.box[:, 2:] - blocks.box[:, :2]).amax().item() > WIDE_STEPS
         runs = blocks.runs(reach)
         keys = blocks.keys_per_block(runs)
         self.order = keys.argsort(descending=True, stable=True)  # (blocks,)

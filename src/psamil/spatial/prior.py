@@ -23,8 +23,8 @@ from psamil.spatial.decays import Decay, get_decay
 class DistancePrior(nn.Module):
     """Learnable radii of the heads of one attention layer.
 
-    The initial radii are spread around ``k_init`` as the authors do: thetas of K - 1 and K + 1, the interval shrunk by
-    a quarter on both sides, heads evenly spaced in theta (6.5 to 7.5 for a Gaussian around 7).
+    The initial radii are spread around ``k_init`` as the authors do: thetas of K - 1 and K + 1 (closer for K below 7),
+    the interval shrunk by a quarter on both sides, heads evenly spaced in theta (6.5 to 7.5 for a Gaussian around 7).
     """
 
     def __init__(
@@ -48,11 +48,12 @@ class DistancePrior(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        near, far = (torch.tensor(self.k_init + step, dtype=torch.float64) for step in (-1.0, 1.0))
-        ends = [float(self.decay.theta_of_radius(k, self.tau)) for k in (near, far)]
+        step = min(1.0, self.k_init / 7)
+        around = max(self.k_min, self.k_init - step), min(self.k_max, self.k_init + step)
+        ends = self.decay.theta_of_radius(torch.tensor(around, dtype=torch.float64), self.tau).tolist()
         spread = torch.linspace(0.25, 0.75, len(self.free)) if len(self.free) > 1 else torch.tensor([0.5])
         theta = ends[0] + (ends[1] - ends[0]) * spread.double()
-        self.set_radii(self.decay.radius(theta, self.tau).clamp(self.k_min + 1e-3, self.k_max - 1e-3))
+        self.set_radii(self.decay.radius(theta, self.tau))
 
     @torch.no_grad()
     def set_radii(self, radii_steps: Tensor) -> None:
