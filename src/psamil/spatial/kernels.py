@@ -102,7 +102,7 @@ def _window_d2(margin: int, device: torch.device) -> Tensor:
 def block_forward(q: Tensor, k: Tensor, v: Tensor, plans: Sequence[HeadPlan], blocks: Blocks) -> tuple[Tensor, Tensor]:
     """Output (n, heads, d) and log2 of the softmax denominator (n, heads)."""
     n, heads, d = q.shape
-    out, lse = torch.empty_like(q), q.new_empty(n, heads)
+    out, lse = q.new_empty(heads, n, d), q.new_empty(heads, n)
     scratch, pairs = _Scratch(q), pairs_per_chunk(q.device)
     for h, head in enumerate(plans):
         keys, queries = _tables(q[:, h], k[:, h], v[:, h], scratch, order=blocks.order, query_columns=d + 1)
@@ -115,9 +115,9 @@ def block_forward(q: Tensor, k: Tensor, v: Tensor, plans: Sequence[HeadPlan], bl
             total = p.sum(1)
             torch.bmm(p.mT, key[..., d + 2 :], out=o[chunk.first : chunk.last]).div_(total[..., None])
             torch.add(top[:, 0], total.log2_(), out=log_sum[chunk.first : chunk.last])
-        out[:, h] = o.view(-1, d).index_select(0, head.plan.place)
-        lse[:, h] = log_sum.view(-1).index_select(0, head.plan.place)
-    return out, lse
+        torch.index_select(o.view(-1, d), 0, head.plan.place, out=out[h])
+        torch.index_select(log_sum.view(-1), 0, head.plan.place, out=lse[h])
+    return out.transpose(0, 1), lse.T
 
 
 def block_backward(
@@ -133,7 +133,7 @@ def block_backward(
     """Gradients of q, k, v and theta, with P = exp2(S - lse) recomputed and dS_ji = P_ji (v_j . dO_i - O_i . dO_i)."""
     n, heads, d = q.shape
     scale = LOG2_E / math.sqrt(d)
-    dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+    dq, dk, dv = (q.new_empty(heads, n, d) for _ in range(3))
     dtheta = q.new_zeros(heads)
     scratch, pairs = _Scratch(q), pairs_per_chunk(q.device)
     for h, head in enumerate(plans):
@@ -158,10 +158,12 @@ def block_backward(
             dk_sorted.index_add_(0, chunk.keys, d_key.view(-1, d))
             torch.bmm(p, query[..., d + 3 :], out=d_key)
             dv_sorted.index_add_(0, chunk.keys, d_key.view(-1, d))
-        dq[:, h] = dq_slots.view(-1, d).index_select(0, head.plan.place).mul_(1 / math.sqrt(d))
-        dk[:, h] = dk_sorted.index_select(0, blocks.inverse).mul_(1 / LOG2_E)
-        dv[:, h] = dv_sorted.index_select(0, blocks.inverse)
-    return dq, dk, dv, dtheta
+        torch.index_select(dq_slots.view(-1, d), 0, head.plan.place, out=dq[h])
+        torch.index_select(dk_sorted, 0, blocks.inverse, out=dk[h])
+        torch.index_select(dv_sorted, 0, blocks.inverse, out=dv[h])
+    dq.mul_(1 / math.sqrt(d))
+    dk.mul_(1 / LOG2_E)
+    return dq.transpose(0, 1), dk.transpose(0, 1), dv.transpose(0, 1), dtheta
 
 
 def _tables(
@@ -256,7 +258,7 @@ def dense_forward(
         total = p.sum(1)
         out[:, part] = torch.bmm(p.mT, keys[:, :n, d + 2 :]).div_(total[..., None])
         torch.add(top[:, 0], total.log2_(), out=lse[:, part])
-    return out.transpose(0, 1).contiguous(), lse.T.contiguous()
+    return out.transpose(0, 1), lse.T
 
 
 def dense_backward(
@@ -294,7 +296,7 @@ def dense_backward(
     dk.addcmul_(keys[:, :n, :d], ds_sum, value=-LOG2_E / math.sqrt(d))
     dq.mul_(1 / math.sqrt(d))
     dk.mul_(1 / LOG2_E)
-    return dq.transpose(0, 1).contiguous(), dk.transpose(0, 1).contiguous(), dv.transpose(0, 1).contiguous(), dtheta
+    return dq.transpose(0, 1), dk.transpose(0, 1), dv.transpose(0, 1), dtheta
 
 
 def _stacked_tables(q: Tensor, k: Tensor, v: Tensor, query_columns: int) -> tuple[Tensor, Tensor]:
