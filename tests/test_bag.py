@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import torch
 
@@ -32,7 +33,24 @@ def test_precision_is_kept():
     assert PackedBags.of(half).features.dtype == torch.float16
 
 
+def test_arrays_and_lists_become_tensors():
+    made = Bag(np.zeros((3, 4), dtype=np.float32), [[0, 0], [1, 0], [2, 0]], "s", slides=[0, 2, 3])
+    assert made.features.dtype == torch.float32
+    assert made.slides.tolist() == [0, 2, 3]
+    assert repr(made) == "Bag('s', 3 tiles x 4, 2 slides)"
+
+
+def test_float16_bags_pack_under_autocast():
+    half = [Bag(torch.zeros(2, 4, dtype=torch.float16), torch.zeros(2, 2)) for _ in range(2)]
+    with torch.autocast("cpu", torch.bfloat16):
+        assert PackedBags.of(half).features.dtype == torch.float16
+
+
 def test_errors_name_the_bag():
+    with pytest.raises(ShapeError, match="bag 's1': 1 tiles have NaN or infinite positions"):
+        Bag(torch.zeros(2, 4), torch.tensor([[0.0, float("nan")], [1.0, 0.0]]), "s1")
+    with pytest.raises(ShapeError, match="bag 's1': step_um must be positive"):
+        Bag(torch.zeros(1, 4), torch.zeros(1, 2), "s1", step_um=-1.0)
     with pytest.raises(ShapeError, match=r"bag 's1': 3 tiles need xy of shape \(3, 2\), got \(2, 2\)"):
         Bag(torch.zeros(3, 4), torch.zeros(2, 2), "s1")
     with pytest.raises(ShapeError, match="bag 's1': features must be"):

@@ -23,7 +23,7 @@ class Bag:
     """The tiles of one slide or one patient.
 
     Args:
-        features: (n, dim) floating point, of any precision; kept as they are.
+        features: (n, dim) floating point, of any precision; kept as they are. Arrays become tensors.
         xy: (n, 2) positions in tile steps; whole numbers on a lattice, any floats elsewhere.
         id: name of the slide or patient.
         slides: (s + 1,) offsets of the slides that the tiles come from. Tiles of different slides are never neighbours,
@@ -39,11 +39,18 @@ class Bag:
 
     def __post_init__(self) -> None:
         name = f"bag {self.id!r}"
+        for part in ("features", "xy", "slides"):
+            if not isinstance(getattr(self, part), Tensor):
+                object.__setattr__(self, part, torch.as_tensor(getattr(self, part)))  # NumPy arrays and lists
         if self.features.ndim != 2 or not self.features.is_floating_point():
             shape, dtype = tuple(self.features.shape), self.features.dtype
             raise ShapeError(f"{name}: features must be (n, dim) floating point, got {shape} {dtype}")
         if self.xy.shape != (self.n, 2):
             raise ShapeError(f"{name}: {self.n} tiles need xy of shape ({self.n}, 2), got {tuple(self.xy.shape)}")
+        if not self.xy.isfinite().all():
+            raise ShapeError(f"{name}: {int((~self.xy.isfinite()).any(1).sum())} tiles have NaN or infinite positions")
+        if self.step_um is not None and not self.step_um > 0:
+            raise ShapeError(f"{name}: step_um must be positive, got {self.step_um}")
         if len(self.slides) == 0:
             object.__setattr__(self, "slides", torch.tensor([0, self.n]))
         check_offsets(self.slides, self.n, f"{name}: slides")
@@ -54,6 +61,9 @@ class Bag:
 
     def __len__(self) -> int:
         return self.n
+
+    def __repr__(self) -> str:
+        return f"Bag({self.id!r}, {self.n} tiles x {self.features.shape[1]}, {len(self.slides) - 1} slides)"
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,8 +100,10 @@ class PackedBags:
             )
         offsets = torch.tensor([0, *(bag.n for bag in bags)]).cumsum(0)
         starts = [bag.slides[:-1].cpu() + offset for bag, offset in zip(bags, offsets[:-1], strict=True)]
+        with torch.autocast(bags[0].features.device.type, enabled=False):  # which would not join float16
+            features = torch.cat([bag.features for bag in bags])
         return PackedBags(
-            features=torch.cat([bag.features for bag in bags]),
+            features=features,
             xy=torch.cat([bag.xy for bag in bags]),
             offsets=offsets,
             slides=torch.cat([*starts, offsets[-1:]]),

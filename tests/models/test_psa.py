@@ -106,6 +106,41 @@ def test_precisions():
     assert all(p.grad.isfinite().all() for p in model.parameters())
 
 
+def test_bfloat16_pools_large_bags_right():
+    model = small()
+    batch = PackedBags.of(bags(8000))
+    full = model(batch).logits
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(model(batch).logits.float(), full, rtol=0.02, atol=0.02)
+
+
+def test_a_layout_of_other_slides_is_refused():
+    model, (one, two) = small(), bags(30, 40)
+    swapped = Layout.pack([Layout.of(two.xy), Layout.of(one.xy)])
+    with pytest.raises(ShapeError, match=r"begin at \[0, 30, 70\]; its bags begin at \[0, 40, 70\]"):
+        model(PackedBags.of([one, two], layout=swapped))
+    joined = Layout.of(torch.cat((one.xy, two.xy)))
+    with pytest.raises(ShapeError, match=r"must be a .* of its slides"):
+        model(PackedBags.of([one, two], layout=joined))
+    empty_between = [one, *bags(0), two]
+    model(PackedBags.of(empty_between, layout=Layout.pack([Layout.of(part.xy) for part in empty_between])))
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+def test_posterior_rows_of_a_model(layer):
+    model = small(depth=2).double()
+    batch = PackedBags.of(bags(30, 20, dtype=torch.float64))
+    seen = {}
+    attention = model.blocks[layer].attention
+    attention.register_forward_hook(lambda _, args, out: seen.update(x=args[0], out=out))
+    model(batch)
+    rows = model.posterior_rows(batch, [3, 41], layer=layer)
+    _, _, v = attention.project(seen["x"])
+    for tile, heads in zip((3, 41), rows, strict=True):
+        mixed = torch.stack([row.posterior @ v[row.neighbours, row.head] for row in heads])
+        torch.testing.assert_close(attention.proj(mixed.flatten()), seen["out"][tile])
+
+
 def test_the_attention_of_the_model_is_the_operator():
     model = small()
     (part,) = bags(30)
@@ -132,6 +167,8 @@ def test_state_round_trip_and_optimiser_groups():
 def test_errors():
     with pytest.raises(ShapeError, match="takes features of width 6, got 5"):
         small()(PackedBags.of(Bag(torch.zeros(3, 5), torch.zeros(3, 2))))
+    with pytest.raises(ShapeError, match="takes PackedBags, got Bag"):
+        small()(bags(3)[0])
     with pytest.raises(OptionError, match="unknown preset 'paper'"):
         small(preset="paper")
     with pytest.raises(OptionError, match="unknown pooling 'max'"):

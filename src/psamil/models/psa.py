@@ -15,6 +15,7 @@ Peled, Maruvka, Freiman: PSA-MIL: A Probabilistic Spatial Attention-Based Multip
 Image Classification. WACV 2026.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -25,7 +26,15 @@ from psamil.errors import OptionError, ShapeError, one_of
 from psamil.models.output import ModelOutput
 from psamil.models.registry import register_model
 from psamil.models.segments import segment_softmax, segment_sum
-from psamil.spatial import Decay, DistancePrior, Layout, diversity_entropy, posterior_attention
+from psamil.spatial import (
+    Decay,
+    DistancePrior,
+    Layout,
+    PosteriorRow,
+    diversity_entropy,
+    posterior_attention,
+    posterior_rows,
+)
 from psamil.spatial.diversity import FORMS
 
 PRESETS: dict[str, dict[str, int]] = {
@@ -67,8 +76,12 @@ class SpatialAttention(nn.Module):
         self.proj = nn.Linear(width, width)
         self.prior = prior
 
+    def project(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Queries, keys and values, (n, heads, d) each."""
+        return self.qkv(x).unflatten(1, (3, self.heads, self.head_dim)).unbind(1)
+
     def forward(self, x: Tensor, xy: Tensor, layout: Layout) -> Tensor:
-        q, k, v = self.qkv(x).unflatten(1, (3, self.heads, self.head_dim)).unbind(1)  # (n, heads, d) each
+        q, k, v = self.project(x)
         prior = self.prior
         out = posterior_attention(q, k, v, xy, prior.theta, decay=prior.decay, tau=prior.tau, layout=layout)
         return self.proj(out.flatten(1))
@@ -158,21 +171,49 @@ class PSAMIL(nn.Module):
         """The learnable prior of each layer."""
         return [module for module in self.modules() if isinstance(module, DistancePrior)]
 
+    @staticmethod
+    def _layout(batch: PackedBags) -> Layout:
+        if batch.layout is None:
+            return Layout.of(batch.xy, batch.slides)
+        expected = sorted(set(batch.slides.tolist()))  # empty slides have no geometry
+        if not isinstance(batch.layout, Layout) or batch.layout.offsets != expected:
+            raise ShapeError(
+                f"the layout of the batch must be a psamil.spatial.Layout of its slides, which begin at {expected[:8]}"
+                + (f"; its bags begin at {batch.layout.offsets[:8]}" if isinstance(batch.layout, Layout) else "")
+            )
+        return batch.layout
+
+    @torch.no_grad()
+    def posterior_rows(self, batch: PackedBags, tiles: Sequence[int], layer: int = 0) -> list[list[PosteriorRow]]:
+        """Why tiles attend where they attend: ``rows[i][h]`` is head h of tile ``tiles[i]`` of the batch."""
+        layout = self._layout(batch)
+        x = self.adapter(batch.features.to(self.head.weight.dtype))
+        blocks = [block for block in self.blocks if isinstance(block, Block)]
+        for block in blocks[:layer]:
+            x = block(x, batch.xy, layout)
+        attention, norm = blocks[layer].attention, blocks[layer].norm1
+        q, k, _ = attention.project(norm(x))
+        prior = attention.prior
+        queries = torch.as_tensor(tiles)
+        return posterior_rows(q, k, batch.xy, prior.theta, queries, decay=prior.decay, tau=prior.tau, bags=batch.slides)
+
     def forward(self, batch: PackedBags) -> ModelOutput:
+        if not isinstance(batch, PackedBags):
+            raise ShapeError(f"the model takes PackedBags, got {type(batch).__name__}; use PackedBags.of(...)")
         if batch.features.shape[1] != self.in_dim:
             raise ShapeError(f"the model takes features of width {self.in_dim}, got {batch.features.shape[1]}")
-        layout = batch.layout if batch.layout is not None else Layout.of(batch.xy, batch.slides)
+        layout = self._layout(batch)
         x = self.adapter(batch.features.to(self.head.weight.dtype))
         for block in self.blocks:
             x = block(x, batch.xy, layout)
         x = self.norm(x)
-        scores = self.score(x).squeeze(-1).to(x.dtype)
+        scores = self.score(x).squeeze(-1)
         bag = batch.bag_of_tile
-        pooled = segment_sum(segment_softmax(scores, bag, len(batch))[:, None] * x, bag, len(batch))
+        pooled = segment_sum(segment_softmax(scores, bag, len(batch))[:, None] * x, bag, len(batch))  # (b, width)
         rates = [prior.rate for prior in self.priors]
         entropy = torch.stack([diversity_entropy(rate, self.diversity) for rate in rates]).sum()
         return ModelOutput(
-            logits=self.head(pooled),
+            logits=self.head(pooled.to(self.head.weight.dtype)),
             tile_scores=scores,
             auxiliary_losses={"diversity": -self.alpha * entropy},
             radii_steps=torch.stack([prior.radius_steps.detach() for prior in self.priors]),

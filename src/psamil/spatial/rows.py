@@ -56,7 +56,7 @@ def posterior_rows(
     keep_d2 = squared_radius(decay, theta, tau).tolist()
     s2 = math.sqrt(q.shape[2])
     rows = []
-    for query in queries.tolist():
+    for query in queries.reshape(-1).tolist():
         if not 0 <= query < len(q):
             raise IndexError(f"query tile {query} is not among the {len(q)} tiles")
         bag = int(torch.searchsorted(offsets, query, right=True)) - 1
