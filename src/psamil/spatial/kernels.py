@@ -93,9 +93,8 @@ def _window_d2(margin: int, device: torch.device) -> Tensor:
     cells = torch.arange(-margin, BLOCK_SIDE + margin, device=device)
     slots = torch.arange(BLOCK_SIDE, device=device)
     along = (cells[:, None] - slots).square()  # (window, BLOCK_SIDE)
-    d2 = (along[:, None, :, None] + along[None, :, None, :]).reshape(
-        -1, SLOTS
-    )  # (y, x) of the cell, (y, x) of the slot
+    d2 = along[:, None, :, None] + along[None, :, None, :]  # (y, x) of the cell, (y, x) of the slot
+    d2 = d2.reshape(-1, SLOTS)
     return torch.nn.functional.pad(d2, (0, 0, 0, 1), value=int(d2.amax()) + 1)
 
 
