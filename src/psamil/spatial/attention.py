@@ -201,7 +201,8 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, theta: Tensor, geometry: int) -> t
     g = _GEOMETRIES[geometry]
     if g.path == "dense":
         return kernels.dense_forward(q, k, v, g.xy, theta, g.keep_d2.to(q), g.decay)
-    return kernels.block_forward(q, k, v, g.head_plans(theta), g.blocks)
+    with kernels.Scratch.of(q) as scratch:
+        return kernels.block_forward(q, k, v, g.head_plans(theta), g.blocks, scratch)
 
 
 @torch.library.impl(_LIBRARY, "posterior_attention_backward", "CompositeExplicitAutograd")
@@ -211,7 +212,8 @@ def _backward(
     g = _GEOMETRIES[geometry]
     if g.path == "dense":
         return kernels.dense_backward(grad, q, k, v, out, lse, g.xy, theta, g.keep_d2.to(q), g.decay)
-    return kernels.block_backward(grad, q, k, v, out, lse, g.head_plans(theta), g.blocks)
+    with kernels.Scratch.of(q) as scratch:
+        return kernels.block_backward(grad, q, k, v, out, lse, g.head_plans(theta), g.blocks, scratch)
 
 
 @register_flop_formula(torch.ops.psamil.posterior_attention, get_raw=True)

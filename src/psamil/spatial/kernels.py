@@ -17,8 +17,10 @@ which differ from the definition by a term in ||q_i||^2 that cancels in the soft
 once. theta is one number per head, so its gradient is the sum over pairs of dL/dS_ij times d log f_ij / d theta.
 """
 
+import contextlib
 import functools
 import math
+import threading
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -39,13 +41,29 @@ def pairs_per_chunk(device: torch.device) -> int:
     return PAIRS_PER_CHUNK_CPU * torch.get_num_threads() if device.type == "cpu" else PAIRS_PER_CHUNK_GPU
 
 
-class _Scratch:
-    """Memory that is used again in every chunk: fresh memory would cost more time than the arithmetic on it."""
+class Scratch:
+    """Memory that is used again in every chunk: fresh memory would cost more time than the arithmetic on it.
+
+    ``with Scratch.of(tensor) as scratch`` borrows the scratch of this thread, which stays for the next call if small.
+    """
+
+    KEPT_BYTES = 32 * 2**20
+    _of_thread = threading.local()
 
     def __init__(self, like: Tensor) -> None:
         self._like = like
         self._flat: dict[str, Tensor] = {}
         self._views: dict[tuple[str, tuple[int, ...]], Tensor] = {}
+
+    @staticmethod
+    @contextlib.contextmanager
+    def of(like: Tensor) -> Iterator["Scratch"]:
+        kind = f"{like.dtype} {like.device} {torch.is_inference_mode_enabled()}"
+        kept = Scratch._of_thread.__dict__
+        scratch = kept.pop(kind, None) or Scratch(like.new_empty(0))  # popped: a nested call gets its own
+        yield scratch
+        if sum(flat.nbytes for flat in scratch._flat.values()) <= Scratch.KEPT_BYTES:
+            kept[kind] = scratch
 
     def __call__(self, name: str, *shape: int) -> Tensor:
         view = self._views.get((name, shape))
@@ -98,11 +116,13 @@ def _window_d2(margin: int, device: torch.device) -> Tensor:
     return torch.nn.functional.pad(d2, (0, 0, 0, 1), value=int(d2.amax()) + 1)
 
 
-def block_forward(q: Tensor, k: Tensor, v: Tensor, plans: Sequence[HeadPlan], blocks: Blocks) -> tuple[Tensor, Tensor]:
+def block_forward(
+    q: Tensor, k: Tensor, v: Tensor, plans: Sequence[HeadPlan], blocks: Blocks, scratch: Scratch
+) -> tuple[Tensor, Tensor]:
     """Output (n, heads, d) and log2 of the softmax denominator (n, heads)."""
     n, heads, d = q.shape
     out, lse = q.new_empty(heads, n, d), q.new_empty(heads, n)
-    scratch, pairs = _Scratch(q), pairs_per_chunk(q.device)
+    pairs = pairs_per_chunk(q.device)
     for h, head in enumerate(plans):
         keys, queries = _tables(q[:, h], k[:, h], v[:, h], scratch, order=blocks.order, query_columns=d + 1)
         o, log_sum = scratch("o", len(blocks.bag), SLOTS, d), scratch("log_sum", len(blocks.bag), SLOTS)
@@ -128,13 +148,14 @@ def block_backward(
     lse: Tensor,
     plans: Sequence[HeadPlan],
     blocks: Blocks,
+    scratch: Scratch,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v and theta, with P = exp2(S - lse) recomputed and dS_ji = P_ji (v_j . dO_i - O_i . dO_i)."""
     n, heads, d = q.shape
     scale = LOG2_E / math.sqrt(d)
     dq, dk, dv = (q.new_empty(heads, n, d) for _ in range(3))
     dtheta = q.new_zeros(heads)
-    scratch, pairs = _Scratch(q), pairs_per_chunk(q.device)
+    pairs = pairs_per_chunk(q.device)
     for h, head in enumerate(plans):
         slopes = head.slope_table()
         keys, queries = _tables(q[:, h], k[:, h], v[:, h], scratch, order=blocks.order, query_columns=2 * d + 3)
@@ -147,10 +168,9 @@ def block_backward(
         dk_sorted, dv_sorted = scratch("dk", n + 1, d).zero_(), scratch("dv", n + 1, d).zero_()
         for chunk in head.plan.chunks(pairs):
             key, query = _gather(keys, queries, head.plan, chunk, scratch)
-            slope = _slope(head, slopes, chunk, scratch)
             p = _log_prior(head, chunk, scratch).baddbmm_(key[..., : d + 2], query[..., : d + 2].mT).exp2_()
             ds = torch.bmm(key[..., d + 1 :], query[..., d + 2 :].mT, out=scratch("ds", *p.shape)).mul_(p)
-            dtheta[h] += torch.dot(ds.view(-1), slope.view(-1))
+            dtheta[h] += torch.dot(ds.view(-1), _slope(head, slopes, chunk, scratch).view(-1))
             torch.bmm(ds.mT, key[..., :d], out=dq_slots[chunk.first : chunk.last])
             d_key = scratch("d_key", *key.shape[:2], d)
             torch.mul(key[..., :d], ds.sum(-1, keepdim=True).mul_(-scale), out=d_key).baddbmm_(ds, query[..., :d])
@@ -166,7 +186,7 @@ def block_backward(
 
 
 def _tables(
-    q: Tensor, k: Tensor, v: Tensor, scratch: _Scratch, *, order: Tensor, query_columns: int
+    q: Tensor, k: Tensor, v: Tensor, scratch: Scratch, *, order: Tensor, query_columns: int
 ) -> tuple[Tensor, Tensor]:
     """What the kernels gather from, for one head; each with one more row.
 
@@ -192,7 +212,7 @@ def _tables(
     return keys, queries
 
 
-def _gather(keys: Tensor, queries: Tensor, plan: Plan, chunk: Chunk, scratch: _Scratch) -> tuple[Tensor, Tensor]:
+def _gather(keys: Tensor, queries: Tensor, plan: Plan, chunk: Chunk, scratch: Scratch) -> tuple[Tensor, Tensor]:
     """The rows of the key table (c, L, .) and of the query table (c, SLOTS, .) that a chunk needs."""
     key = torch.index_select(keys, 0, chunk.keys, out=scratch("key", len(chunk.keys), keys.shape[1]))
     slots = plan.queries[chunk.first : chunk.last].view(-1)
@@ -200,7 +220,7 @@ def _gather(keys: Tensor, queries: Tensor, plan: Plan, chunk: Chunk, scratch: _S
     return key.view(-1, chunk.length, keys.shape[1]), query.view(-1, SLOTS, queries.shape[1])
 
 
-def _log_prior(head: HeadPlan, chunk: Chunk, scratch: _Scratch) -> Tensor:
+def _log_prior(head: HeadPlan, chunk: Chunk, scratch: Scratch) -> Tensor:
     """(c, L, SLOTS) log2 f, PRUNED outside the disc."""
     if head.table is not None:
         value = torch.index_select(head.table, 0, chunk.cells, out=scratch("score", len(chunk.cells), SLOTS))
@@ -209,20 +229,21 @@ def _log_prior(head: HeadPlan, chunk: Chunk, scratch: _Scratch) -> Tensor:
     return _prune(head.decay.log_prior(d2, head.theta).mul_(LOG2_E), d2, head.keep_d2, scratch)
 
 
-def _slope(head: HeadPlan, table: Tensor | None, chunk: Chunk, scratch: _Scratch) -> Tensor:
-    """As many values of d log f / d theta, of any finite value where pruned."""
+def _slope(head: HeadPlan, table: Tensor | None, chunk: Chunk, scratch: Scratch) -> Tensor:
+    """As many values of d log f / d theta, of any finite value where pruned. To be called after _log_prior."""
     if table is not None:
         return torch.index_select(table, 0, chunk.cells, out=scratch("slope", len(chunk.cells), SLOTS))
-    return head.decay.slope(_scattered_d2(head.plan, chunk, scratch), head.theta)
+    d2 = scratch("d2", chunk.last - chunk.first, chunk.length, SLOTS)  # still holds the distances
+    return head.decay.slope(d2, head.theta)
 
 
-def _prune(log_prior: Tensor, d2: Tensor, keep_d2: float, scratch: _Scratch) -> Tensor:
+def _prune(log_prior: Tensor, d2: Tensor, keep_d2: float, scratch: Scratch) -> Tensor:
     """Sinks, in place, the log-prior of pairs beyond the radius: several times faster than a boolean mask."""
     beyond = torch.sub(d2, keep_d2, out=scratch("beyond", *d2.shape)).clamp_min_(0)
     return log_prior.add_(beyond, alpha=PRUNED_PER_D2)
 
 
-def _scattered_d2(plan: Plan, chunk: Chunk, scratch: _Scratch) -> Tensor:
+def _scattered_d2(plan: Plan, chunk: Chunk, scratch: Scratch) -> Tensor:
     """(c, L, SLOTS) squared distances. Positions are taken relative to the block first: accurate also in float32."""
     blocks, c = plan.order[chunk.first : chunk.last], chunk.last - chunk.first
     centre = plan.blocks.origin[blocks][:, None]
@@ -248,7 +269,7 @@ def dense_forward(
     n, heads, d = q.shape
     keys, queries = _stacked_tables(q, k, v, query_columns=d + 1)
     out, lse = q.new_empty(heads, n, d), q.new_empty(heads, n)
-    scratch = _Scratch(q)
+    scratch = Scratch(q)
     for part in _dense_parts(q):
         score = _dense_log_prior(_dense_d2(xy, part, scratch), theta, keep_d2, decay, scratch)
         score.baddbmm_(keys[:, :n, : d + 1], queries[:, part].mT)
@@ -280,7 +301,7 @@ def dense_backward(
     dq = q.new_empty(heads, n, d)
     dk, dv, ds_sum = q.new_zeros(heads, n, d), q.new_zeros(heads, n, d), q.new_zeros(heads, n, 1)
     dtheta = q.new_zeros(heads)
-    scratch = _Scratch(q)
+    scratch = Scratch(q)
     for part in _dense_parts(q):
         d2 = _dense_d2(xy, part, scratch)
         p = _dense_log_prior(d2, theta, keep_d2, decay, scratch)
@@ -302,7 +323,7 @@ def _stacked_tables(q: Tensor, k: Tensor, v: Tensor, query_columns: int) -> tupl
     """The tables of all heads, (heads, n + 1, .), in the order of the tiles."""
     order = torch.arange(len(q), device=q.device)
     heads = zip(q.unbind(1), k.unbind(1), v.unbind(1), strict=True)
-    tables = [_tables(*qkv, _Scratch(q), order=order, query_columns=query_columns) for qkv in heads]
+    tables = [_tables(*qkv, Scratch(q), order=order, query_columns=query_columns) for qkv in heads]
     return torch.stack([keys for keys, _ in tables]), torch.stack([queries for _, queries in tables])
 
 
@@ -322,7 +343,7 @@ def _dense_parts(q: Tensor) -> Iterator[slice]:
     return (slice(start, min(n, start + size)) for start in range(0, n, size))
 
 
-def _dense_d2(xy: Tensor, part: slice, scratch: _Scratch) -> Tensor:
+def _dense_d2(xy: Tensor, part: slice, scratch: Scratch) -> Tensor:
     """(n, queries) squared distances of all keys to a slice of queries."""
     x, y = xy.T.contiguous()  # float64: the distances serve all heads
     dy = y[:, None] - y[part]
@@ -330,7 +351,7 @@ def _dense_d2(xy: Tensor, part: slice, scratch: _Scratch) -> Tensor:
     return scratch("d2", *d2.shape).copy_(d2)
 
 
-def _dense_log_prior(d2: Tensor, theta: Tensor, keep_d2: Tensor, decay: Decay, scratch: _Scratch) -> Tensor:
+def _dense_log_prior(d2: Tensor, theta: Tensor, keep_d2: Tensor, decay: Decay, scratch: Scratch) -> Tensor:
     """(heads, n, queries) log2 f, PRUNED outside the disc."""
     score = scratch("score", len(theta), *d2.shape)
     for h, keep in enumerate(keep_d2.tolist()):
