@@ -247,21 +247,18 @@ def test_pieces_far_apart_are_exact_in_float32(gap):
     compare(xy, "gaussian", [5.0, 2.0], dtype=torch.float32, tolerance=2e-5, paths=("scattered", "dense"))
 
 
-def test_the_embedded_dense_path_stays_small():
+def test_the_embedded_dense_path_stays_small(monkeypatch):
     """Its mask is n x n: a large bag must not take it, a small one may."""
     crowd = torch.rand(6000, 2, dtype=torch.float64) * 30
     q, k, v, _ = inputs(6000, 1, 2, torch.float32)
     theta = thetas("gaussian", [25.0]).float()
     names = []
     original = kernels.pruning_mask
-    try:
-        kernels.pruning_mask = lambda xy, keep: names.append(len(xy)) or original(xy, keep)
-        posterior_attention(q, k, v, crowd, theta, decay="gaussian")
-        assert names == []
-        posterior_attention(q[:900], k[:900], v[:900], crowd[:900], theta, decay="gaussian")
-        assert names == [900]
-    finally:
-        kernels.pruning_mask = original
+    monkeypatch.setattr(kernels, "pruning_mask", lambda xy, keep: names.append(len(xy)) or original(xy, keep))
+    posterior_attention(q, k, v, crowd, theta, decay="gaussian")
+    assert names == []
+    posterior_attention(q[:900], k[:900], v[:900], crowd[:900], theta, decay="gaussian")
+    assert names == [900]
 
 
 def test_large_norms_stay_finite_and_exact():
