@@ -18,6 +18,34 @@ from torch import Tensor
 from psamil.errors import ShapeError
 
 
+@dataclass(frozen=True)
+class TileStep:
+    """How positions became tile steps: the length of one step, and why we believe it.
+
+    Args:
+        length: of one tile step, in ``unit``.
+        unit: "px0" (level-0 pixels), "um", "px" (pixels of an unknown level) or "steps".
+        source: "metadata", "measured", "sub-sampled lattice", "common divisor", "spacing" or "given".
+        support: share of the tiles whose neighbours lie where this step says.
+        mpp: micrometres per level-0 pixel, where it is known.
+        overlap: share of a tile's side that the next tile covers again, where the tile's size is known.
+    """
+
+    length: float
+    unit: str = "px0"
+    source: str = "given"
+    support: float = 1.0
+    mpp: float | None = None
+    overlap: float | None = None
+
+    @property
+    def um(self) -> float | None:
+        """Length of one tile step in micrometres, where it is known."""
+        if self.unit == "um":
+            return self.length
+        return self.length * self.mpp if self.unit == "px0" and self.mpp else None
+
+
 @dataclass(frozen=True, eq=False)
 class Bag:
     """The tiles of one slide or one patient.
@@ -28,7 +56,9 @@ class Bag:
         id: name of the slide or patient.
         slides: (s + 1,) offsets of the slides that the tiles come from. Tiles of different slides are never neighbours,
             though they are pooled into one prediction. Default: one slide.
-        step_um: length of one tile step in micrometres, where it is known.
+        step_um: length of one tile step in micrometres, where it is known; by default that of ``step``.
+        step: how positions became tile steps, for bags that were read from files.
+        slide_ids: name of each slide.
     """
 
     features: Tensor
@@ -36,6 +66,8 @@ class Bag:
     id: str = ""
     slides: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.long))
     step_um: float | None = None
+    step: TileStep | None = None
+    slide_ids: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         name = f"bag {self.id!r}"
@@ -49,11 +81,15 @@ class Bag:
             raise ShapeError(f"{name}: {self.n} tiles need xy of shape ({self.n}, 2), got {tuple(self.xy.shape)}")
         if not self.xy.isfinite().all():
             raise ShapeError(f"{name}: {int((~self.xy.isfinite()).any(1).sum())} tiles have NaN or infinite positions")
+        if self.step_um is None and self.step is not None:
+            object.__setattr__(self, "step_um", self.step.um)
         if self.step_um is not None and not self.step_um > 0:
             raise ShapeError(f"{name}: step_um must be positive, got {self.step_um}")
         if len(self.slides) == 0:
             object.__setattr__(self, "slides", torch.tensor([0, self.n]))
         check_offsets(self.slides, self.n, f"{name}: slides")
+        if self.slide_ids and len(self.slide_ids) != len(self.slides) - 1:
+            raise ShapeError(f"{name}: {len(self.slides) - 1} slides have {len(self.slide_ids)} slide_ids")
 
     @property
     def n(self) -> int:

@@ -1,0 +1,1 @@
+"""Cohorts: bags joined with labels, split into parts, cached and simulated."""

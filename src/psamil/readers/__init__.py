@@ -1,0 +1,1 @@
+"""Feature files of the field, each opened as what it is."""
