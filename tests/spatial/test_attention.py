@@ -249,6 +249,7 @@ def test_pieces_far_apart_are_exact_in_float32(gap):
 
 def test_the_embedded_dense_path_stays_small(monkeypatch):
     """Its mask is n x n: a large bag must not take it, a small one may."""
+    monkeypatch.setenv("PSAMIL_COMPILED", "0")
     crowd = torch.rand(6000, 2, dtype=torch.float64) * 30
     q, k, v, _ = inputs(6000, 1, 2, torch.float32)
     theta = thetas("gaussian", [25.0]).float()

@@ -6,14 +6,16 @@ r"""Posterior attention: exact, O(n) memory, differentiable in q, k, v and theta
 with K_h = f^{-1}(tau | theta_h). The paper's assumptions are relaxed as in its equation for the refined posterior (with
 the sign and the factor of its Gaussian: minus, one half). `psamil.spatial.reference` states the same in n x n arrays.
 
-The work is done by one of three paths per bag, whichever computes fewest pairs, weighted by the cost of a pair:
-"lattice" (positions are whole steps apart), "scattered" (any positions), "dense" (small bags, or no pruning).
+The work is done by one of four paths per bag: "compiled", if it can be taken (float32 on a CPU, where there is a C
+compiler); else, of "lattice" (positions are whole steps apart), "scattered" (any positions) and "dense" (small bags, or
+no pruning), the one that computes fewest pairs, weighted by the cost of a pair.
 ``layout.choose(radii)`` shows the choice and ``Layout.of(xy, path=...)`` forces it.
 """
 
 import math
 import weakref
 from collections.abc import Sequence
+from ctypes import CDLL
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,8 +25,9 @@ from torch.autograd.function import once_differentiable
 from torch.utils.flop_counter import flop_registry, register_flop_formula
 
 from psamil.errors import OptionError, ShapeError
-from psamil.spatial import kernels
+from psamil.spatial import compiled, kernels
 from psamil.spatial.blocks import Blocks
+from psamil.spatial.compiled import SortedTiles
 from psamil.spatial.decays import Decay, get_decay
 from psamil.spatial.layout import BagLayout, Layout
 from psamil.spatial.reference import RADIUS_TOLERANCE, squared_radius
@@ -69,7 +72,8 @@ def posterior_attention(
     keep_d2 = squared_radius(decay, theta, tau)
     scale = decay.embedding_scale(theta32) if hasattr(decay, "embedding_scale") else None
     embeds = [scale is not None and _embeds(bag, scale, keep_d2) for bag in layout.bags]
-    paths = layout.choose((keep_d2 / (1 + RADIUS_TOLERANCE)).sqrt().tolist(), embeds)
+    kernel = compiled.kernel_for(q32, decay)
+    paths = layout.choose((keep_d2 / (1 + RADIUS_TOLERANCE)).sqrt().tolist(), embeds, compiled=kernel is not None)
 
     def attend(group: Sequence[int], q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         path = paths[group[0]]
@@ -77,7 +81,7 @@ def posterior_attention(
             if path == "dense" and embeds[group[0]]:
                 assert scale is not None
                 return _embedded_attention(q, k, v, layout.bags[group[0]], scale, keep_d2)
-            geometry = _Geometry(layout, group, path, decay, keep_d2)
+            geometry = _Geometry(layout, group, path, decay, keep_d2, kernel)
             return _PosteriorAttention.apply(q, k, v, theta32, geometry)
 
     # bags on the same path share a call, except dense ones, which are taken one by one
@@ -140,6 +144,7 @@ class _Geometry:
     path: str
     decay: Decay
     keep_d2: Tensor  # (heads,) float64
+    kernel: CDLL | None  # of the compiled path
     plans: list[kernels.HeadPlan] = field(default_factory=list)
 
     @property
@@ -149,6 +154,10 @@ class _Geometry:
     @property
     def xy(self) -> Tensor:
         return self.layout.bags[self.bags[0]].xy
+
+    @property
+    def sorted_tiles(self) -> list[SortedTiles]:
+        return [self.layout.bags[b].sorted_tiles for b in self.bags]
 
     def head_plans(self, theta: Tensor) -> list[kernels.HeadPlan]:
         """Made in the forward pass, used again in the backward pass."""
@@ -199,6 +208,8 @@ _LIBRARY.define(
 @torch.library.impl(_LIBRARY, "posterior_attention", "CompositeExplicitAutograd")
 def _forward(q: Tensor, k: Tensor, v: Tensor, theta: Tensor, geometry: int) -> tuple[Tensor, Tensor]:
     g = _GEOMETRIES[geometry]
+    if g.path == "compiled" and g.kernel is not None:
+        return compiled.forward(q, k, v, theta, g.sorted_tiles, g.keep_d2.tolist(), g.kernel)
     if g.path == "dense":
         return kernels.dense_forward(q, k, v, g.xy, theta, g.keep_d2.to(q), g.decay)
     with kernels.Scratch.of(q) as scratch:
@@ -210,6 +221,8 @@ def _backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, theta: Tensor, out: Tensor, lse: Tensor, geometry: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     g = _GEOMETRIES[geometry]
+    if g.path == "compiled" and g.kernel is not None:
+        return compiled.backward(grad, q, k, v, theta, out, lse, g.sorted_tiles, g.keep_d2.tolist(), g.kernel)
     if g.path == "dense":
         return kernels.dense_backward(grad, q, k, v, out, lse, g.xy, theta, g.keep_d2.to(q), g.decay)
     with kernels.Scratch.of(q) as scratch:

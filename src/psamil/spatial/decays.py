@@ -12,6 +12,9 @@ its gradients and the learnable prior know decays through these methods only; ``
 A decay with log f = -||s x_i - s x_j||^2 / 2 for some scale s(theta), as the Gaussian, may have a fifth method,
 ``embedding_scale(theta)``: attention to a small bag is then ordinary attention on q and k extended by positions.
 
+A decay may also say log f and its slope in C, as expressions in ``d2`` (a vector of floats) and ``theta`` with the
+functions ``root`` and ``log_1_plus``: ``c_log_prior``, ``c_slope``. The compiled path then serves it as well.
+
 The methods take tensors of any shape that broadcast. Distances are in tile steps, and so are radii.
 """
 
@@ -46,6 +49,8 @@ class Exponential:
     r"""f(d | lambda) = exp(-lambda d)."""
 
     name = "exponential"
+    c_log_prior = "-theta * root(d2)"
+    c_slope = "-root(d2)"
 
     def log_prior(self, d2: Tensor, theta: Tensor) -> Tensor:
         return -theta * d2.sqrt()
@@ -64,6 +69,8 @@ class Gaussian:
     r"""f(d | sigma) = exp(-d^2 / (2 sigma^2))."""
 
     name = "gaussian"
+    c_log_prior = "d2 * (-0.5f / (theta * theta))"
+    c_slope = "d2 * (1 / (theta * theta * theta))"
 
     def log_prior(self, d2: Tensor, theta: Tensor) -> Tensor:
         return d2 * (-0.5 / theta.square())
@@ -85,6 +92,8 @@ class Cauchy:
     r"""f(d | gamma) = 1 / (1 + (d / gamma)^2)."""
 
     name = "cauchy"
+    c_log_prior = "-log_1_plus(d2 * (1 / (theta * theta)))"
+    c_slope = "d2 / (d2 + theta * theta) * (2 / theta)"
 
     def log_prior(self, d2: Tensor, theta: Tensor) -> Tensor:
         return -torch.log1p(d2 / theta.square())

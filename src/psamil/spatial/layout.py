@@ -18,8 +18,9 @@ from torch import Tensor
 from psamil.bag import check_offsets
 from psamil.errors import OptionError, ShapeError, one_of
 from psamil.spatial.blocks import SLOTS, Blocks, join, lattice_blocks, scattered_blocks
+from psamil.spatial.compiled import SortedTiles
 
-PATHS = ("lattice", "scattered", "dense")
+PATHS = ("compiled", "lattice", "scattered", "dense")
 LATTICE_MAX_RADIUS = 64  # steps; a table for a larger radius no longer fits in cache
 
 # Relative time of one query-key pair, forward and backward, with forced paths on slides of 1,000 to 10,000 tiles
@@ -28,25 +29,44 @@ PAIR_COST = {"lattice": 1.0, "scattered": 1.5, "dense": 1.5, "dense, embedded": 
 
 @dataclass(frozen=True)
 class BagLayout:
-    """The geometry of one bag: its tiles on blocks of a lattice (if they lie on one) and on packed blocks."""
+    """The geometry of one bag. What a path needs of it is made when that path is first taken, and then kept."""
 
-    n: int
     xy: Tensor  # (n, 2) float64, relative to the smallest x and y
-    lattice: Blocks | None
-    scattered: Blocks
 
     @staticmethod
     def build(xy: Tensor) -> BagLayout:
+        device = xy.device
         xy = xy.detach().to("cpu", torch.float64)
         if not xy.isfinite().all():
             raise ShapeError(f"xy holds {int((~xy.isfinite()).any(1).sum())} tiles with NaN or infinite positions")
-        xy = xy - xy.amin(0)
-        scattered = scattered_blocks(xy)
-        return BagLayout(len(xy), xy, lattice_blocks(xy), scattered)
+        return BagLayout(_move_tensor(xy - xy.amin(0), device))
+
+    @property
+    def n(self) -> int:
+        return len(self.xy)
+
+    @functools.cached_property
+    def lattice(self) -> Blocks | None:
+        """Blocks of lattice cells, if the tiles lie on a lattice."""
+        blocks = lattice_blocks(self.xy.double().cpu())
+        return None if blocks is None else _move(blocks, self.xy.device)
+
+    @functools.cached_property
+    def scattered(self) -> Blocks:
+        """Blocks of tiles close together."""
+        return _move(scattered_blocks(self.xy.double().cpu()), self.xy.device)
+
+    @functools.cached_property
+    def sorted_tiles(self) -> SortedTiles:
+        """What the compiled path looks up; on the CPU."""
+        return SortedTiles.build(self.xy.double().cpu())
 
     def to(self, device: torch.device | str) -> BagLayout:
-        lattice = None if self.lattice is None else _move(self.lattice, device)
-        return BagLayout(self.n, _move_tensor(self.xy, device), lattice, _move(self.scattered, device))
+        moved = BagLayout(_move_tensor(self.xy, device))
+        for name in {"lattice", "scattered"} & self.__dict__.keys():
+            blocks = self.__dict__[name]
+            moved.__dict__[name] = None if blocks is None else _move(blocks, device)
+        return moved
 
     @functools.cached_property
     def half_diagonal(self) -> float:
@@ -146,12 +166,19 @@ class Layout:
         embedded = embedded or [False] * len(self.bags)
         return [bag.work(radii, cheap) for bag, cheap in zip(self.bags, embedded, strict=True)]
 
-    def choose(self, radii: Sequence[float], embedded: Sequence[bool] | None = None) -> tuple[str, ...]:
+    def choose(
+        self, radii: Sequence[float], embedded: Sequence[bool] | None = None, *, compiled: bool = False
+    ) -> tuple[str, ...]:
         """The path of each bag for heads of these radii: the forced one, or the one of least counted work."""
         if self.path == "lattice" and max(radii) > LATTICE_MAX_RADIUS:
             raise OptionError(f"path 'lattice' serves radii up to {LATTICE_MAX_RADIUS} steps, got {max(radii):.1f}")
-        if self.path is not None:
-            return (self.path,) * len(self.bags)
+        if self.path == "compiled" and not compiled:
+            raise OptionError(
+                "path 'compiled' was asked for, but it cannot be taken here: it needs a C compiler, float32 on the CPU "
+                "and a decay with C expressions"
+            )
+        if self.path is not None or compiled:  # the compiled path is the fastest wherever it can be taken
+            return (self.path or "compiled",) * len(self.bags)
         # radii move a little in every training step, counted work changes slowly: one count serves a whole step of K
         rounded = tuple(float(math.ceil(r)) if math.isfinite(r) else math.inf for r in radii)
         case = (rounded, tuple(embedded or ()))
