@@ -35,14 +35,14 @@ from psamil.spatial.reference import squared_radius
 SIZES = (1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000)
 RADII = (7, 15, 25)
 SCALING = (10_000, 100_000)  # sizes whose time per tile is compared
-LARGEST = {"gather": 20_000, "biased": 20_000, "flash": 20_000}  # beyond, the time is hopeless
+LARGEST = {"pytorch": 20_000, "gather": 20_000, "biased": 20_000, "flash": 20_000}  # beyond, the time is hopeless
 MEMORY_LIMIT = 10e9  # bytes
 SLOW = 5.0  # seconds
 CLAIMED_MEMORY = {("lattice", 10_000, 7), ("gather", 10_000, 7), ("lattice", 100_000, 25)}
 CLAIMED = {
     *CLAIMED_MEMORY,
     *((name, n, radius) for name in ("lattice", "flash") for n in (1_000, 2_000) for radius in RADII),
-    *((name, 10_000, radius) for name in ("lattice", "continuous", "gather") for radius in (7, 15)),
+    *((name, 10_000, radius) for name in ("lattice", "continuous", "pytorch", "gather") for radius in (7, 15)),
     *((name, n, 7) for name in ("lattice", "flash") for n in (10_000, 20_000)),
 }
 

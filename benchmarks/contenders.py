@@ -7,6 +7,7 @@ The contenders:
 
 - ``lattice`` and ``continuous``: :func:`psamil.spatial.posterior_attention` on tiles of a lattice, and on the same
   tiles moved by up to half a step;
+- ``pytorch``: the same as ``lattice``, without the compiled path;
 - ``gather``: the authors' algorithm, re-expressed from its description: all distances, every row sorted, the keys and
   values of the pi K^2 nearest tiles gathered;
 - ``biased``: torch's attention with the prior and the pruning as an n x n bias per head;
@@ -15,6 +16,7 @@ The contenders:
 """
 
 import math
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -99,15 +101,20 @@ class Contender(Protocol):
 
 
 class Psamil:
-    def __init__(self, slide: Slide, continuous: bool) -> None:
+    def __init__(self, slide: Slide, continuous: bool = False, compiled: bool = True) -> None:
+        self.environment = {"PSAMIL_COMPILED": str(int(compiled))}
         self.xy = slide.xy + slide.jitter if continuous else slide.xy
         self.q, self.k, self.v = (t.clone().requires_grad_() for t in (slide.q, slide.k, slide.v))
         self.grad = slide.grad
 
     def prepare(self) -> None:
+        """The layout, with all that is kept of it after a first step."""
         self.layout = Layout.of(self.xy)
+        (bag,) = self.layout.bags
+        _ = bag.sorted_tiles, bag.lattice, bag.scattered
 
     def step(self, theta: Tensor) -> tuple[Tensor, ...]:
+        os.environ |= self.environment
         theta.requires_grad_()
         out = posterior_attention(self.q, self.k, self.v, self.xy, theta, decay=DECAY, tau=TAU, layout=self.layout)
         return torch.autograd.grad(out, (self.q, self.k, self.v, theta), self.grad)
@@ -185,8 +192,9 @@ class Gemm:
 
 
 CONTENDERS: dict[str, Callable[[Slide], Contender]] = {
-    "lattice": lambda slide: Psamil(slide, continuous=False),
+    "lattice": Psamil,
     "continuous": lambda slide: Psamil(slide, continuous=True),
+    "pytorch": lambda slide: Psamil(slide, compiled=False),
     "gather": Gather,
     "biased": Biased,
     "flash": Flash,
