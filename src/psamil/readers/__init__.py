@@ -1,1 +1,24 @@
-"""Feature files of the field, each opened as what it is."""
+"""Feature files of the field, each opened as what it is.
+
+>>> found = find_bags("features")  # whichever tool wrote them
+>>> bag = open_bag(found.bags[0])  # features as they are, positions in tile steps
+"""
+
+from psamil.readers.finding import Found, SetAside, find_bags
+from psamil.readers.formats import READERS
+from psamil.readers.ids import slide_id
+from psamil.readers.opening import BagSummary, describe_bag, open_bag
+from psamil.readers.tiles import BagRef, Tiles
+
+__all__ = [
+    "READERS",
+    "BagRef",
+    "BagSummary",
+    "Found",
+    "SetAside",
+    "Tiles",
+    "describe_bag",
+    "find_bags",
+    "open_bag",
+    "slide_id",
+]

@@ -1,0 +1,5 @@
+"""``python -m psamil``."""
+
+from psamil.cli import main
+
+main()

@@ -1,0 +1,83 @@
+"""The command line: every verb is a plain function whose signature is its options.
+
+``--config file.yaml`` gives options by file; those on the command line win. Options may be written with dashes, and a
+yes/no option alone means yes.
+"""
+
+from __future__ import annotations
+
+import inspect as introspection
+import logging
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from psamil.cli.inspect import inspect
+from psamil.cohort.simulate import simulate
+from psamil.errors import PsamilError
+
+VERBS: dict[str, Any] = {"inspect": inspect, "simulate": simulate}
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Runs a verb. A path that it returns is printed, a number is the exit code.
+
+    What a user can mend ends in one line and exit code 2; a traceback is for our bugs.
+    """
+    logging.captureWarnings(True)
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    logging.getLogger("psamil.readers").setLevel(logging.ERROR)  # verbs tell what readers have to say in their own way
+    parser = _parser()
+    options = parser.parse_args(list(_plain(sys.argv[1:] if args is None else args)))
+    chosen = options[options.verb].as_dict()
+    chosen.pop("config", None)
+    try:
+        result = VERBS[options.verb](**chosen)
+    except PsamilError as error:
+        print(f"psamil: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("psamil: stopped", file=sys.stderr)
+        sys.exit(130)
+    if isinstance(result, Path):
+        print(f"wrote {result}")
+    sys.exit(result if isinstance(result, int) else 0)
+
+
+def _parser() -> Any:
+    from jsonargparse import ArgumentParser
+
+    import psamil
+
+    parser = ArgumentParser(
+        prog="psamil",
+        version=psamil.__version__,
+        description="Slide-level learning from whole-slide images with spatial context.",
+    )
+    verbs = parser.add_subcommands(dest="verb", metavar="VERB")
+    for name, function in VERBS.items():
+        text = introspection.getdoc(function) or ""
+        summary = text.split("\n", 1)[0]
+        example = next((line.strip() for line in text.splitlines() if line.startswith("Example:")), None)
+        of_verb = ArgumentParser(description=summary, epilog=example)
+        of_verb.add_argument("--config", action="config", help="YAML file of options")
+        of_verb.add_function_arguments(function, as_positional=True)
+        verbs.add_subcommand(name, of_verb, help=summary)
+    return parser
+
+
+def _plain(args: Sequence[str]) -> Iterator[str]:
+    """Options as the parser wants them: underscores, and a value for yes/no options."""
+    function = VERBS.get(args[0]) if args else None
+    parameters = introspection.signature(function).parameters if function else {}
+    for i, arg in enumerate(args):
+        name, equals, value = arg.partition("=")
+        if not name.startswith("--"):
+            yield arg
+            continue
+        name = name[2:].replace("-", "_")
+        parameter = parameters.get(name)
+        alone = not equals and (i + 1 == len(args) or args[i + 1] not in ("true", "false"))
+        is_yes_or_no = parameter is not None and isinstance(parameter.default, bool)
+        yield f"--{name}=true" if alone and is_yes_or_no else f"--{name}{equals}{value}"

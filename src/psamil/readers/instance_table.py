@@ -1,0 +1,324 @@
+"""Tables with one row per instance, such as the cells of spatial omics: CSV and TSV (also ``.gz``), Parquet.
+
+    slide, x, y, cell_type, CD3, CD8, ...
+
+| column                          | names                                                                             |
+|---------------------------------|-----------------------------------------------------------------------------------|
+| positions, both needed          | x and y; x_um, X_centroid, centroid_y, CellX, "Centroid X µm", CenterY_global_px  |
+| type, if any: made one-hot      | cell_type, phenotype, class, ...                                                  |
+| bag of the row, if any          | slide, image, sample, bag, core, fov, each also with _id or _name                 |
+| features                        | all other columns of numbers, except ids, labels and further positions            |
+
+A table without positions is a bag only if its columns are nothing but many numbered features, as in the per-slide files
+of DSMIL (0, 1, 2, ...). Every other table, of labels for example, is none.
+"""
+
+from __future__ import annotations
+
+import csv
+import functools
+import gzip
+import re
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import IO, Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from psamil.errors import DataError, MissingExtraError
+from psamil.readers.arrays import hollow
+from psamil.readers.tiles import Tiles
+
+NAME = "instance_table"
+
+TEXT = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
+PARQUET = (".parquet", ".pq")
+NOT_BAGS = ("df_slide.csv",)  # belongs to a bag beside it
+SAMPLE_ROWS = 1000  # of a text, from which the type of each column is told
+MIN_NUMBERED_COLUMNS = 16
+MAX_LINE_BYTES = 1 << 20
+
+UNIT_WORDS = {"um": "um", "µm": "um", "μm": "um", "micron": "um", "microns": "um", "px": "px", "pixel": "px"}
+PLACE_WORDS = {"centroid", "center", "centre", "cell", "nucleus", "spot", "pos", "position", "coord", "coordinate"}
+PLACE_WORDS |= {"coords", "location", "spatial", "global", "pixels", *UNIT_WORDS}
+BAG_WORDS = ("slide", "image", "sample", "bag", "core", "fov")
+TYPE_NAMES = {"celltype", "phenotype", "class", "classification", "cellclass", "cellphenotype", "type", "annotation"}
+TYPE_NAMES |= {"celltypes", "celltypename"}
+NO_FEATURE_WORDS = {"id", "ids", "idx", "index", "unnamed", "barcode", "row", "col", "x", "y", "z", *BAG_WORDS}
+NO_FEATURE_WORDS |= {"label", "labels", "target", "outcome", "group", "patient", "case", "subject", "person", "donor"}
+NO_FEATURE_WORDS |= {"cohort", "fold", "split", "event", "censorship", "survival", "time"}
+
+
+@dataclass(frozen=True)
+class Columns:
+    """What the columns of a table mean."""
+
+    x: str | None
+    y: str | None
+    unit: str
+    bag: str | None
+    type: str | None
+    features: tuple[str, ...]
+    left_out: tuple[str, ...]
+
+    @property
+    def used(self) -> list[str]:
+        return [name for name in (self.x, self.y, self.bag, self.type) if name is not None] + list(self.features)
+
+
+def recognise(path: Path) -> bool:
+    is_table = path.name.lower().endswith(TEXT + PARQUET) and path.name not in NOT_BAGS
+    return is_table and _columns(path) is not None
+
+
+def members(path: Path) -> list[str | None]:
+    columns = _meaning(path)
+    if columns.bag is None:
+        return [None]
+    bags = _load(path, [columns.bag])[columns.bag]
+    if bags.isna().any():
+        raise DataError(path, f"has {int(bags.isna().sum())} rows without {columns.bag!r}", "complete the column")
+    return [*dict.fromkeys(bags.astype(str))]
+
+
+def read(path: Path, member: str | None = None, *, with_features: bool = True) -> Tiles:
+    columns = _meaning(path)
+    if columns.bag is None:
+        table = _load(path, columns.used)
+    else:  # one parse serves all bags of the file
+        state = path.stat()
+        table = _load_once(path, tuple(columns.used), state.st_mtime_ns, state.st_size)
+    types = None if columns.type is None else sorted(table[columns.type].dropna().astype(str).unique())
+    if columns.bag is not None:
+        table = _rows_of(path, table, columns.bag, member)
+    notes = _notes(path, columns, types)
+    return Tiles(
+        features=_features(path, table, columns, types or [], with_features),
+        coords=_coords(path, table, columns),
+        unit=columns.unit,
+        continuous=columns.x is not None,
+        notes=notes,
+    )
+
+
+def meaning_of(columns: dict[str, str]) -> Columns | None:
+    """What columns of these names and kinds ("number" or "text") mean; None if they are not those of a bag."""
+    x, y, unit = position_columns([name for name, kind in columns.items() if kind == "number"])
+    if x is None and not _are_numbered_features(columns):
+        return None
+    is_global = x is not None and "global" in _words(x)  # one frame for all fields of view of a slide
+    bag = bag_column([name for name in columns if not (is_global and "fov" in _words(name))])
+    type_column = next((name for name in columns if "".join(_words(name)) in TYPE_NAMES), None)
+    features = [
+        name
+        for name, kind in columns.items()
+        if kind == "number" and name not in (x, y, bag, type_column) and not NO_FEATURE_WORDS & set(_words(name))
+    ]
+    if not features and type_column is None:
+        return None
+    used = {x, y, bag, type_column, *features}
+    left_out = tuple(name for name in columns if name not in used)
+    return Columns(x, y, unit, bag, type_column, tuple(features), left_out)
+
+
+def bag_column(names: list[str]) -> str | None:
+    """The column that says which bag a row belongs to."""
+    for word in BAG_WORDS:
+        for name in names:
+            if "".join(_words(name)) in (word, f"{word}id", f"{word}name", f"{word}number"):
+                return name
+    return None
+
+
+def _words(name: str) -> list[str]:
+    """Lower-case words of a column's name: "CenterX_global_px" is center, x, global, px."""
+    return re.findall(r"[^\W\d_]+|\d+", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower())
+
+
+def position_columns(names: list[str]) -> tuple[str | None, str | None, str]:
+    """Columns of x and y, in micrometres if there are such, and their unit."""
+    places: dict[tuple[str, ...], dict[str, str]] = {}
+    for name in names:
+        words = _words(name)
+        axes = [word for word in words if word in ("x", "y")]
+        others = tuple(sorted(word for word in words if word not in ("x", "y")))
+        if len(axes) == 1 and set(others) <= PLACE_WORDS:
+            places.setdefault(others, {}).setdefault(axes[0], name)
+    found = []
+    for others, axes_of_place in places.items():
+        unit = next((UNIT_WORDS[word] for word in others if word in UNIT_WORDS), "px")
+        if len(axes_of_place) == 2:
+            found.append((unit != "um", len(others), axes_of_place["x"], axes_of_place["y"], unit))
+    if not found:
+        return None, None, "px"
+    _, _, x, y, unit = min(found)
+    return x, y, unit
+
+
+def _are_numbered_features(columns: dict[str, str]) -> bool:
+    """Whether all columns are numbers, and their names one word, or none, and a running number."""
+    names = [name for name in columns if not name.startswith("Unnamed")]
+    numbered = [re.fullmatch(r"(.*?)(\d+)", name) for name in names if columns[name] == "number"]
+    stems = {match[1] if match else None for match in numbered}
+    return len(numbered) == len(names) >= MIN_NUMBERED_COLUMNS and len(stems) == 1 and None not in stems
+
+
+def _meaning(path: Path) -> Columns:
+    columns = _columns(path)
+    if columns is None:
+        raise DataError(path, "is no table of instances", "it needs columns x and y, and columns of numbers or a type")
+    return columns
+
+
+def _columns(path: Path) -> Columns | None:
+    if path.name.lower().endswith(PARQUET):
+        parquet = _parquet()
+        try:
+            schema = parquet.read_schema(path)
+        except Exception as error:  # pyarrow raises errors of many kinds for damaged files
+            raise _damaged(path, error) from error
+        kinds = {name: str(kind) for name, kind in zip(schema.names, schema.types, strict=True)}
+        is_number = re.compile(r"(u?int|float|double|halffloat|bool)\d*")
+        return meaning_of({n: "number" if is_number.fullmatch(kind) else "text" for n, kind in kinds.items()})
+    sample = _load_text(path, None, SAMPLE_ROWS)
+    numbers = set(sample.select_dtypes(["number", "bool"]).columns)
+    return meaning_of({str(name): "number" if name in numbers else "text" for name in sample.columns})
+
+
+@functools.lru_cache(maxsize=1)
+def _load_once(path: Path, columns: tuple[str, ...], modified_ns: int, size_bytes: int) -> pd.DataFrame:
+    return _load(path, list(columns))
+
+
+def _load(path: Path, columns: list[str]) -> pd.DataFrame:
+    if not path.name.lower().endswith(PARQUET):
+        return _load_text(path, columns, None)
+    parquet = _parquet()
+    try:
+        return pd.DataFrame(parquet.read_table(path, columns=columns).to_pandas(ignore_metadata=True))
+    except Exception as error:
+        raise _damaged(path, error) from error
+
+
+def _load_text(path: Path, columns: list[str] | None, rows: int | None) -> pd.DataFrame:
+    try:
+        with _open_text(path) as file:
+            header, first_row = file.readline(), file.readline()
+        separator = max(",;\t", key=header.count)
+        _check_width(path, header, first_row, separator)
+        bag = bag_column(columns or [])
+        table = pd.read_csv(
+            path,
+            sep=separator,
+            usecols=columns,
+            nrows=rows,
+            low_memory=False,
+            float_precision="round_trip",
+            index_col=False,
+            dtype={} if bag is None else {bag: str},  # "007" is a name
+        )
+    except (OSError, ValueError, EOFError, zlib.error) as error:  # parser errors of pandas are ValueErrors
+        raise _damaged(path, error) from error
+    if rows is None and path.suffix != ".gz" and _last_line(path).count(separator) < header.count(separator):
+        raise DataError(path, "is incomplete: it ends within a row", "write the file again, or leave it out")
+    return table
+
+
+def _check_width(path: Path, header: str, first_row: str, separator: str) -> None:
+    """R can write the names of rows without a name of their column: every cell would be taken for its neighbour."""
+    names, cells = (next(csv.reader([line], delimiter=separator), []) for line in (header, first_row))
+    if len(cells) > len(names) and cells[-1].strip():
+        cause = f"has {len(names)} names of columns for {len(cells)} cells in its first row"
+        raise DataError(path, cause, "name all columns (in R: write.csv, or col.names = NA)")
+
+
+def _rows_of(path: Path, table: pd.DataFrame, column: str, member: str | None) -> pd.DataFrame:
+    bags = table[column].astype(str)
+    if member is None and bags.nunique() == 1:
+        return table
+    rows = table[bags == member]
+    if member is None or rows.empty:
+        known = ", ".join(bags.unique()[:10])
+        cause = f"holds {bags.nunique()} bags" if member is None else f"has no rows of {column} {member!r}"
+        raise DataError(path, cause, f"name one of {column}: {known}{', ...' if bags.nunique() > 10 else ''}")
+    return rows
+
+
+def _coords(path: Path, table: pd.DataFrame, columns: Columns) -> NDArray[np.float64] | None:
+    if columns.x is None or columns.y is None:
+        return None
+    coords = np.stack([_numbers(path, table, name, np.float64) for name in (columns.x, columns.y)], 1)
+    without = int((~np.isfinite(coords)).any(1).sum())
+    if without:
+        cause = f"has {without} of {len(coords)} rows without a position in {columns.x!r}, {columns.y!r}"
+        raise DataError(path, cause, "it may be cut off: write it again, or remove these rows")
+    return coords
+
+
+def _features(
+    path: Path, table: pd.DataFrame, columns: Columns, types: list[str], with_features: bool
+) -> NDArray[np.floating]:
+    """(n, types + features): one-hot types first."""
+    kinds = {table[name].dtype for name in columns.features}
+    is_narrow = kinds <= {np.dtype(np.float16)} and bool(kinds)
+    is_wide = path.name.lower().endswith(PARQUET) and np.dtype(np.float64) in kinds
+    dtype = np.float16 if is_narrow else np.float64 if is_wide else np.float32
+    shape = (len(table), len(types) + len(columns.features))
+    if not with_features:
+        return hollow(shape, dtype)
+    features = np.zeros(shape, dtype)
+    if columns.type is not None:
+        of_row = pd.Index(types).get_indexer(table[columns.type].astype(str))
+        rows = np.flatnonzero(of_row >= 0)  # rows of no type have no 1
+        features[rows, of_row[rows]] = 1
+    for i, name in enumerate(columns.features, start=len(types)):
+        features[:, i] = _numbers(path, table, name, dtype)
+    return features
+
+
+def _numbers(path: Path, table: pd.DataFrame, name: str, dtype: type[np.floating]) -> NDArray[Any]:
+    try:
+        return table[name].to_numpy(dtype, na_value=np.nan)
+    except (ValueError, TypeError) as error:
+        raise DataError(path, f"column {name!r} is not all numbers ({error})", "correct these cells") from error
+
+
+def _notes(path: Path, columns: Columns, types: list[str] | None) -> tuple[str, ...]:
+    notes = []
+    if types is not None:
+        one_hot = f"{columns.type!r} is one-hot over the {len(types)} types of this file: {', '.join(types)}."
+        notes.append(f"{one_hot} Files of other slides must have the same types.")
+    if columns.left_out:
+        notes.append(f"Columns left out: {', '.join(columns.left_out)}.")
+    if path.name.lower().endswith((".csv", ".tsv")) and not _last_line(path).endswith(("\n", "\r")):
+        notes.append("The file does not end with a line break: it may have been cut off.")
+    return tuple(notes)
+
+
+def _last_line(path: Path) -> str:
+    """The last line, with its line break if it has one."""
+    with path.open("rb") as file:
+        file.seek(max(path.stat().st_size - MAX_LINE_BYTES, 0))
+        lines = file.read().splitlines(keepends=True)
+    return lines[-1].decode("utf-8", "replace") if lines else ""
+
+
+def _open_text(path: Path) -> IO[str]:
+    return gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8")
+
+
+def _parquet() -> ModuleType:
+    try:
+        import pyarrow.parquet as parquet
+    except ImportError as error:
+        raise MissingExtraError("pyarrow", "tables", "reading .parquet") from error
+    return parquet
+
+
+def _damaged(path: Path, error: Exception) -> DataError:
+    reason = " ".join(str(error).split())
+    return DataError(path, f"is damaged, incomplete or no table ({reason})", "write the file again, or leave it out")

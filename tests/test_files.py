@@ -1,0 +1,212 @@
+import csv
+import errno
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+
+import h5py
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from psamil.errors import DataError
+from psamil.files import (
+    Lock,
+    atomic_write,
+    content_hash,
+    escape_cell,
+    identity_of_process,
+    is_stale,
+    read_json,
+    unescape_cell,
+    write_json,
+)
+
+
+def test_a_write_is_whole_or_absent(tmp_path):
+    path = tmp_path / "new" / "file.txt"
+    with atomic_write(path) as temporary:
+        temporary.write_text("one")
+        assert not path.exists()
+        assert temporary.parent == path.parent
+    assert path.read_text() == "one"
+    with pytest.raises(TypeError), atomic_write(path) as temporary:
+        _ = temporary.write_text("two") + "a bug"
+    assert path.read_text() == "one"
+    assert os.listdir(path.parent) == ["file.txt"]
+
+
+def test_files_have_the_usual_permissions(tmp_path):
+    (tmp_path / "plain").touch()
+    with atomic_write(tmp_path / "atomic"):
+        pass
+    assert (tmp_path / "atomic").stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+@pytest.mark.parametrize("moment", ["os.fsync", "os.replace"])
+def test_a_full_disk_is_one_line_and_harms_nothing(tmp_path, monkeypatch, moment):
+    path = tmp_path / "a.json"
+    write_json(path, 1)
+
+    def fail(*args):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(moment, fail)
+    with pytest.raises(DataError, match=r"a\.json: cannot be written, the disk is full; free some space"):
+        write_json(path, 2)
+    monkeypatch.undo()
+    assert read_json(path) == 1
+    assert os.listdir(tmp_path) == ["a.json"]
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="the system has no /dev/full")
+def test_libraries_on_a_full_disk(tmp_path):
+    with (
+        pytest.raises(DataError, match="the disk is full"),
+        atomic_write(tmp_path / "a"),
+        open("/dev/full", "wb", 0) as f,
+    ):
+        f.write(b"x")
+
+
+def test_a_folder_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(DataError, match=r"a\.json: cannot be written: .*choose another"):
+        write_json(tmp_path / "file" / "a.json", 1)
+    with pytest.raises(DataError, match="cannot be written"), Lock(tmp_path / "file" / "lock"):
+        pass
+
+
+def test_an_error_about_another_file_is_not_blamed_on_this_one(tmp_path):
+    with pytest.raises(FileNotFoundError), atomic_write(tmp_path / "a"):
+        (tmp_path / "other").read_text()
+
+
+def test_a_killed_writer_leaves_the_old_file(tmp_path):
+    path = tmp_path / "a.h5"
+    with atomic_write(path) as temporary, h5py.File(temporary, "w") as h5:
+        h5["x"] = np.arange(3)
+    code = f"""
+import os, signal, h5py
+from psamil.files import atomic_write
+with atomic_write({str(path)!r}) as temporary, h5py.File(temporary, "w") as h5:
+    h5["x"] = [9] * 1000
+    h5.flush()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    assert subprocess.run([sys.executable, "-c", code]).returncode == -signal.SIGKILL
+    with h5py.File(path) as h5:
+        assert h5["x"][:].tolist() == [0, 1, 2]
+    assert all(name == "a.h5" or (name.startswith(".") and name.endswith(".tmp")) for name in os.listdir(tmp_path))
+
+
+def test_json(tmp_path):
+    path = tmp_path / "a.json"
+    write_json(path, {"name": "Gewebe µm", "n": [1, 2.5, None]})
+    assert read_json(path) == {"name": "Gewebe µm", "n": [1, 2.5, None]}
+    with pytest.raises(ValueError, match="JSON"):
+        write_json(path, float("nan"))
+    path.write_bytes(b'{"a": ')
+    with pytest.raises(DataError, match=r"a\.json: is not valid JSON: .*line 1"):
+        read_json(path)
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(DataError, match="is not valid JSON"):
+        read_json(path)
+    with pytest.raises(DataError, match="cannot be read: No such file"):
+        read_json(tmp_path / "none.json")
+
+
+def test_content_hash(tmp_path):
+    (tmp_path / "a").write_bytes(b"1" * 3_000_000)
+    (tmp_path / "b").write_bytes(b"1" * 3_000_000)
+    assert content_hash(tmp_path / "a") == content_hash(tmp_path / "b")
+    folder = content_hash(tmp_path)
+    (tmp_path / "b").rename(tmp_path / "c")
+    assert content_hash(tmp_path) != folder
+
+
+@pytest.mark.parametrize("text", ["=1+1", "+cmd", "-a", "@SUM(A1)", "'=x", "''-x", "\t=x", "plain", "", "'", "-1.5"])
+def test_cells(text):
+    cell = escape_cell(text)
+    assert not cell.startswith(("=", "+", "-", "@", "\t")) or cell == "-1.5"
+    assert unescape_cell(cell) == text
+
+
+@given(st.text())
+def test_escaping_loses_nothing(text):
+    assert unescape_cell(escape_cell(text)) == text
+
+
+def test_numbers_are_not_escaped(tmp_path):
+    with open(tmp_path / "a.csv", "w", newline="") as file:
+        csv.writer(file).writerow([escape_cell(value) for value in (-1.5, -2, None, "=A1")])
+    assert (tmp_path / "a.csv").read_text().strip() == "-1.5,-2,,'=A1"
+
+
+def test_a_lock_excludes_and_goes(tmp_path):
+    path = tmp_path / "run" / "lock"
+    with Lock(path):
+        assert read_json(path)["pid"] == os.getpid()
+        with pytest.raises(DataError, match=rf"lock: in use by process {os.getpid()} on .*delete the file"), Lock(path):
+            pass
+        assert path.exists()
+    assert not path.exists()
+
+
+def test_a_lock_is_waited_for(tmp_path):
+    with Lock(tmp_path / "lock") as held:
+        threading.Timer(0.2, held.__exit__, (None, None, None)).start()
+        with Lock(tmp_path / "lock", wait_s=20):
+            pass
+
+
+def test_locks_of_the_dead_are_taken_over(tmp_path):
+    path = tmp_path / "lock"
+    code = f"""
+import os, signal
+from psamil.files import Lock
+with Lock({str(path)!r}):
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    subprocess.run([sys.executable, "-c", code])
+    assert path.exists()
+    with Lock(path):
+        assert read_json(path)["pid"] == os.getpid()
+    path.write_text('{"host": "ab')  # killed while it wrote
+    with Lock(path):
+        pass
+
+
+def test_who_is_stale():
+    me = identity_of_process(os.getpid())
+    assert me["host"] == socket.gethostname()
+    assert not is_stale(me)
+    assert is_stale(me | {"boot": "another"}) == ("boot" in me)
+    assert is_stale(me | {"start": "1"}) == ("start" in me)
+    assert not is_stale(me | {"host": "elsewhere", "boot": "another"})
+    assert not is_stale({"host": me["host"], "pid": os.getpid()})  # a system that says no more
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    assert is_stale({"host": me["host"], "pid": child.pid})
+
+
+def test_one_of_many_takes_over_a_stale_lock(tmp_path):
+    path, log = tmp_path / "lock", tmp_path / "log"
+    path.write_text(json.dumps({"host": socket.gethostname(), "pid": 2**22 + 1}))
+    code = f"""
+import os
+from psamil.files import Lock
+for _ in range(20):
+    with Lock({str(path)!r}, wait_s=60):
+        descriptor = os.open({str(log)!r}, os.O_CREAT | os.O_EXCL)  # fails if another process is inside
+        os.close(descriptor)
+        os.unlink({str(log)!r})
+"""
+    workers = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(4)]
+    assert [worker.wait() for worker in workers] == [0] * 4
+    assert not path.exists()
