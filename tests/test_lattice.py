@@ -183,6 +183,20 @@ def test_few_scattered_pieces_do_not_agree_on_their_distance():
         place_tiles(coords, name="slide.h5")
 
 
+def test_a_raster_of_phases_is_not_the_step():
+    """Corners of tissue pieces found on a thumbnail are multiples of its downsampling: a divisor, but not the step."""
+    pieces = np.random.default_rng(0).integers(0, 900, (30, 2)) * 64
+    with pytest.raises(DataError, match=r"30 tiles.*metadata say 512"):
+        place_tiles(pieces, name="slide.h5", **PX512)
+
+
+def test_tiles_a_little_before_and_behind_their_place_are_of_one_phase():
+    jittered = FULL + np.random.default_rng(0).integers(-9, 10, FULL.shape)
+    jittered[0] = 0
+    placed = place_tiles(jittered + 4000, name="slide.h5", nominal_step=512)
+    assert (placed.phases, placed.step.source) == (1, "metadata")
+
+
 def test_no_tiles():
     for coords in (np.empty((0, 2)), np.empty(0), []):
         placed = place_tiles(coords, name="slide.h5", nominal_step=512)

@@ -326,7 +326,7 @@ def _checked(coords: ArrayLike, name: object) -> Array:
     if bad:
         cause = f"{bad} of {len(values)} tiles have NaN or infinite coordinates"
         raise DataError(name, cause, "extract the coordinates again, or remove these tiles with their features")
-    return values + 0.0  # a copy, without negative zeros
+    return values
 
 
 def _micrometres(coords: Array, unit: str, mpp: float | None, name: object) -> Array:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from psamil.cohort.matching import MatchReport, link_rows, match_bags
@@ -157,6 +157,7 @@ def test_slides_without_a_patient_are_refused_and_rows_without_a_slide_are_noted
 NAMES = st.lists(st.text("ab0.-_ ü", min_size=1, max_size=5), unique=True, max_size=12)
 
 
+@settings(deadline=None)
 @given(NAMES, NAMES)
 def test_every_row_and_every_bag_is_accounted_for(rows: list[str], names: list[str]) -> None:
     rows = [row for row in rows if row.strip()]

@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from psamil.cohort.outcome_columns import OutcomeColumns, read_outcome
@@ -152,6 +152,7 @@ def test_contradicting_options(options: dict[str, str]) -> None:
         OutcomeColumns(**options)  # type: ignore[arg-type]
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(0, 1e4), unique=True, max_size=60), st.randoms(use_true_random=False))
 def test_quartiles_are_even_and_follow_their_values(values: list[float], random: np.random.Generator) -> None:
     found = quartiles(np.array(values))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from psamil.cohort import Cohort, Split, Splits, fit_to_cohort, read_splits, write_splits
@@ -52,6 +52,7 @@ def splits_of(draw: st.DrawFn, three_parts: bool) -> Splits:
     return Splits(tuple(folds))
 
 
+@settings(deadline=None)
 @given(splits_of(three_parts=True), st.sampled_from(["clam", "clam bool", "patho-bench"]))
 def test_three_parts_come_back(tmp_path_factory: pytest.TempPathFactory, splits: Splits, format: str) -> None:
     path = tmp_path_factory.mktemp("splits") / ("k=all.tsv" if format == "patho-bench" else "")
@@ -59,6 +60,7 @@ def test_three_parts_come_back(tmp_path_factory: pytest.TempPathFactory, splits:
     assert read_splits(path).hash == splits.hash
 
 
+@settings(deadline=None)
 @given(splits_of(three_parts=False), st.sampled_from(["survpath", "stamp"]))
 def test_two_parts_come_back(tmp_path_factory: pytest.TempPathFactory, splits: Splits, format: str) -> None:
     path = tmp_path_factory.mktemp("splits") / ("splits.json" if format == "stamp" else "")

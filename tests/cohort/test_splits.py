@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from psamil.cohort.allocation import deal, place_groups, shuffled, whole_weights
@@ -78,6 +78,7 @@ def quiet(make: Callable[[], Splits]) -> Splits:
         return make()
 
 
+@settings(deadline=None)
 @given(cohorts(), st.integers(2, 6), st.sampled_from([0, 0.2, 0.5]), st.integers(1, 2), st.integers(0, 5))
 def test_k_fold_tests_everybody_once_and_leaks_nobody(
     cohort: People, k: int, val: float, repeats: int, seed: int
@@ -97,6 +98,7 @@ def test_k_fold_tests_everybody_once_and_leaks_nobody(
         assert abs(len(patients[1]) - val * (len(patients[0]) + len(patients[1]))) <= 1
 
 
+@settings(deadline=None)
 @given(cohorts(), st.integers(2, 6), st.integers(0, 5))
 def test_k_fold_shares_every_stratum_evenly(cohort: People, k: int, seed: int) -> None:
     splits = quiet(lambda: k_fold(cohort, k, seed=seed))
@@ -113,6 +115,7 @@ def test_k_fold_shares_every_stratum_evenly(cohort: People, k: int, seed: int) -
                 assert abs(len(val & members) - 0.2 * len(members - test)) < 2
 
 
+@settings(deadline=None)
 @given(cohorts(), st.randoms(use_true_random=False), st.booleans())
 def test_splits_do_not_depend_on_the_order_of_rows(cohort: People, order: random.Random, by_site: bool) -> None:
     rows = list(range(len(cohort.ids)))
@@ -147,6 +150,7 @@ def test_seeds_and_repeats_differ() -> None:
     assert folds[5].name == "repeat 1, fold 1"
 
 
+@settings(deadline=None)
 @given(cohorts(), st.integers(2, 4), st.integers(2, 4))
 def test_nested_validates_everybody_outside_the_test_part_once(cohort: People, k: int, inner: int) -> None:
     splits = quiet(lambda: nested(cohort, k, inner))
@@ -159,15 +163,34 @@ def test_nested_validates_everybody_outside_the_test_part_once(cohort: People, k
     assert Counter(id for fold in splits.folds[::inner] for id in fold.test) == Counter(cohort.ids)
 
 
+@settings(deadline=None)
 @given(cohorts(), st.integers(2, 3), st.integers(0, 3))
 def test_sites_stay_whole(cohort: People, k: int, seed: int) -> None:
-    splits = quiet(lambda: k_fold(cohort, k, seed=seed, by_site=True, val=0.3)) if len(set(cohort.sites)) > 6 else None
+    assume(len(set(cohort.sites)) > 6)
+    try:
+        splits = quiet(lambda: k_fold(cohort, k, seed=seed, by_site=True, val=0.3))
+    except OptionError as error:  # all small sites are tested, and the rest is one large site
+        if str(error).startswith("1 sites are too few for 2 parts"):
+            return
+        raise
     site_of = dict(zip(cohort.ids, cohort.sites, strict=True))
-    for fold in splits.folds if splits else ():
+    for fold in splits.folds:
         sites = [{site_of[id] for id in part} for part in (fold.train, fold.val, fold.test)]
         assert all(sites)
         assert sum(map(len, sites)) == len(set.union(*sites))
         assert sorted(fold.ids) == sorted(cohort.ids)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 5), st.integers(0, 7)), min_size=1, max_size=30),
+    st.lists(st.integers(1, 9), min_size=1, max_size=4),
+)
+def test_no_part_is_empty_while_there_are_sites_for_all(people: list[tuple[int, int]], weights: list[int]) -> None:
+    group_of = {str(i): f"s{site}" for i, (site, _) in enumerate(people)}
+    part_of = place_groups({str(i): stratum for i, (_, stratum) in enumerate(people)}, group_of, weights, "x")
+    assert len(set(part_of.values())) == min(len(weights), len(set(group_of.values())))
+    assert all(part_of[a] == part_of[b] for a in group_of for b in group_of if group_of[a] == group_of[b])
 
 
 def imbalance(part_of: dict[str, int], stratum_of: dict[str, int], parts: int) -> float:
@@ -181,7 +204,7 @@ def imbalance(part_of: dict[str, int], stratum_of: dict[str, int], parts: int) -
     return cost
 
 
-@settings(max_examples=30)
+@settings(max_examples=30, deadline=None)
 @given(st.lists(st.integers(1, 9), min_size=4, max_size=7), st.integers(0, 100))
 def test_sites_are_placed_nearly_as_well_as_possible(sizes: list[int], seed: int) -> None:
     """Against all ways to place up to seven sites into two parts."""
@@ -302,6 +325,7 @@ def test_a_leak_in_columns_is_an_error() -> None:
         splits_from_columns(cohort, leaks="ignore")
 
 
+@settings(deadline=None)
 @given(cohorts(), st.randoms(use_true_random=False))
 def test_leaks_are_dropped_from_training_first(cohort: People, chance: random.Random) -> None:
     cells = [chance.choice(["train", "val", "test"]) for _ in cohort.ids]
@@ -319,6 +343,7 @@ def test_leaks_are_dropped_from_training_first(cohort: People, chance: random.Ra
     assert set(fold.val) == {id for id in in_val if patient_of[id] not in tested}
 
 
+@settings(deadline=None)
 @given(cohorts())
 def test_saved_splits_are_the_same(tmp_path_factory: pytest.TempPathFactory, cohort: People) -> None:
     path = tmp_path_factory.mktemp("splits") / "splits.json"
@@ -339,6 +364,7 @@ def test_changed_and_foreign_files_are_named(tmp_path: Path) -> None:
             Splits.load(path)
 
 
+@settings(deadline=None)
 @given(
     st.dictionaries(st.text(min_size=1), st.integers(0, 3), min_size=1),
     st.lists(st.integers(1, 5), min_size=1, max_size=4),

@@ -66,7 +66,7 @@ def test_pt_takes_coordinates_of_the_h5_or_of_the_tiling(tmp_path):
 
 def test_pt_alone_has_no_positions(tmp_path):
     path = write_clam(tmp_path, kinds=("pt",))
-    with pytest.raises(DataError, match="no coordinates.*row order"):
+    with pytest.raises(DataError, match=r"no coordinates.*row order"):
         open_bag(path)
     assert describe_bag(path).step is None
     bag = open_bag(path, positions="row order")

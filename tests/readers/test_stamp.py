@@ -5,7 +5,7 @@ import pytest
 
 from psamil.errors import DataError
 from psamil.readers import describe_bag, find_bags, open_bag
-from tests.readers.layouts import FEATURES, N, STAMP_ATTRIBUTES, corners, write_stamp
+from tests.readers.layouts import FEATURES, STAMP_ATTRIBUTES, N, corners, write_stamp
 from tests.readers.same_bag import assert_same_bag
 
 

@@ -53,7 +53,8 @@ def place_groups(
 
     Imbalance is the sum over parts and strata of squared deviations from the fair count, each stratum weighed by its
     rarity, the size of the part counting as a stratum of its own. Groups are placed one by one, large ones first, where
-    they add least; then the move or exchange that helps most is made until none helps.
+    they add least; then the move or exchange that helps most is made until none helps. A part that would be best left
+    empty still gets a group, as long as there are as many groups as parts.
     """
     groups = shuffled(sorted(set(group_of.values())), salt)
     counts = _counts(groups, stratum_of, group_of)
@@ -68,6 +69,7 @@ def place_groups(
         part[group] = added.argmin()
         excess[part[group]] += counts[group]
     _improve(part, counts, excess, rarity)
+    _fill_empty_parts(part, counts, excess, rarity)
     place = dict(zip(groups, part.tolist(), strict=True))
     return {name: place[group_of[name]] for name in stratum_of}
 
@@ -109,3 +111,18 @@ def _improve(
         part[group] = there
         if other < n:
             part[other] = here
+
+
+def _fill_empty_parts(
+    part: NDArray[np.int64], counts: NDArray[np.int64], excess: NDArray[np.int64], rarity: NDArray[np.int64]
+) -> None:
+    """Moves into each empty part, in place, the group that does least harm and leaves no other part empty."""
+    for empty in sorted(set(range(len(excess))) - set(part.tolist())):
+        harm = (rarity * 2 * counts * (counts + excess[empty] - excess[part])).sum(1)
+        alone = np.bincount(part, minlength=len(excess))[part] == 1
+        if alone.all():
+            return
+        group = min(np.flatnonzero(~alone).tolist(), key=lambda one: (int(harm[one]), one))
+        excess[part[group]] -= counts[group]
+        excess[empty] += counts[group]
+        part[group] = empty

@@ -105,7 +105,8 @@ class _People:
         else:
             part_of = place_groups(strata, {name: self.site_of[name] for name in names}, weights, salt)
         if len(set(part_of.values())) < len(weights):
-            raise OptionError(f"{units} {what} are too few for {len(weights)} parts; use fewer folds or a larger val")
+            parts = f"{len(weights)} parts in the ratio {' : '.join(map(str, weights))}"
+            raise OptionError(f"{units} {what} are too few for {parts}; use fewer folds or another val")
         return part_of
 
     def share(self, names: set[str], share: float, salt: str) -> set[str]:

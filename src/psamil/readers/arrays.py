@@ -10,6 +10,8 @@ from numpy.typing import DTypeLike, NDArray
 
 from psamil.errors import DataError
 
+LARGEST_COORDINATE = 1e7  # metres away, in micrometres as in pixels
+
 
 def hollow(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
     """A read-only array of the right shape and dtype that takes no memory."""
@@ -44,7 +46,11 @@ def one_corner_per_tile(path: Path, coords: NDArray[Any], features: NDArray[Any]
             raise slide_vector(path, features.shape)
         cause = f"has features of {len(features)} tiles and coordinates of {len(coords)}: incomplete or mixed up"
         raise DataError(path, cause, "extract the features of this slide again")
-    return coords.astype(np.float64)
+    coords = coords.astype(np.float64)
+    far = int((np.abs(coords) > LARGEST_COORDINATE).any(1).sum())
+    if far:
+        raise DataError(path, f"has {far} tiles with coordinates that no slide has: damaged", "make the file again")
+    return coords
 
 
 def refuse_slide_vector(path: Path, shape: tuple[int, ...]) -> None:

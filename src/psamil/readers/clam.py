@@ -61,7 +61,7 @@ def read(path: Path, member: str | None = None, *, with_features: bool = True) -
         return Tiles(features, None, unit="px", notes=notes)
     coords = one_corner_per_tile(path, raw_coords, features)
     for tiling in tilings:
-        tiling.check_complete(path, coords)
+        tiling.check(path, coords)
     own_tiling = next((tiling for tiling in tilings if tiling.begins_with(coords)), None)
     tile_px0 = None if own_tiling is None else _tile_px0(own_tiling)
     is_level0 = own_tiling is not None or path.parent.name in ("h5_files", "pt_files")
@@ -96,8 +96,8 @@ def _features_name(file: CheckedH5) -> str | None:
 def _tiling_paths(path: Path, has_coords: bool) -> Iterator[Path]:
     """``patches/<slide>.h5`` in the folder of the features or beside it.
 
-    CLAM's users often keep it in a folder beside that of the features. There could be several, so there it is looked for
-    only if the features have coordinates to compare.
+    CLAM's users often keep it in a folder beside that of the features. There could be several such folders, so they are
+    searched only if the features have coordinates to compare.
     """
     home = path.parent.parent if path.parent.name in ("h5_files", "pt_files") else path.parent
     folders = [home / "patches", home.parent / "patches"]

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from psamil.errors import DataError
 from psamil.readers.arrays import hollow
 from psamil.readers.chunks import Chunks
+from psamil.readers.hdf5_texts import read_texts
 
 FLOATS = (h5t.IEEE_F16LE, h5t.IEEE_F32LE, h5t.IEEE_F64LE)
 INTEGERS = (
@@ -63,9 +64,11 @@ class CheckedH5:
     def attributes(self, name: str | None = None) -> dict[str, Any]:
         """Numbers, short arrays and texts attached to a dataset, or to the file. The text "None" means nothing."""
         with self._failures_named():
-            attrs = (self._file if name is None else self._own(name)).attrs
-            values = {key: _plain(attrs[key]) for key in attrs if _is_readable(attrs.get_id(key))}
-        return {key: value for key, value in values.items() if value is not None}
+            owner = self._file if name is None else self._own(name)
+            values = {key: _plain(owner.attrs[key]) for key in owner.attrs if _is_safe(owner.attrs.get_id(key))}
+            if not self._file.userblock_size:
+                values |= read_texts(self.path, h5py.h5o.get_info(owner.id).addr)
+        return {key: value for key, value in values.items() if value not in (None, "None")}
 
     def read(self, name: str, *, with_values: bool = True) -> NDArray[Any]:
         """The whole dataset in one allocation; without values an array of that shape and dtype without memory."""
@@ -130,20 +133,20 @@ def _check_one_block(dataset: h5py.Dataset, path: Path) -> None:
         raise ValueError(f"its shape {dataset.shape} needs {needed} bytes, and {stored} are there")
 
 
-def _is_readable(attribute: h5py.h5a.AttrID) -> bool:
-    """Short, and of a type that HDF5 converts safely: a damaged type of another kind ends the process."""
+def _is_safe(attribute: h5py.h5a.AttrID) -> bool:
+    """Short, and of a type that HDF5 converts without following what a damaged file says."""
     kind = attribute.get_type()
-    is_known = (isinstance(kind, h5t.TypeStringID) and not kind.is_variable_str()) or any(kind == known for known in FLOATS + INTEGERS)
-    return is_known and attribute.get_storage_size() <= MAX_ATTRIBUTE_BYTES
+    is_text = isinstance(kind, h5t.TypeStringID) and not kind.is_variable_str()
+    is_number = any(kind == known for known in FLOATS + INTEGERS)
+    return (is_text or is_number) and attribute.get_storage_size() <= MAX_ATTRIBUTE_BYTES
 
 
 def _plain(value: Any) -> Any:
     """Texts and numbers of Python; None for anything else that an attribute can be."""
     if isinstance(value, bytes):
         value = value.decode("utf-8", "replace")
-    if isinstance(value, str):
-        return None if value == "None" else value
     if isinstance(value, np.generic):
         value = value.item()
-    is_numbers = isinstance(value, np.ndarray) and value.dtype.kind in "iuf"
-    return value if is_numbers or isinstance(value, int | float) else None
+    if isinstance(value, np.ndarray) and value.dtype.kind in "iuf":
+        return value.tolist()
+    return value if isinstance(value, int | float | str) else None

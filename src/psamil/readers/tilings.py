@@ -40,8 +40,17 @@ class Tiling:
         """Whether these are the first tiles of the tiling, or all."""
         return len(coords) <= len(self.coords) and bool((self.coords[: len(coords)] == coords).all())
 
-    def check_complete(self, path: Path, coords: NDArray[np.float64]) -> None:
-        """Features are extracted in the order of the tiling: its first tiles alone are what a killed run leaves."""
+    def check(self, path: Path, coords: NDArray[np.float64]) -> None:
+        """Features that belong to this tiling have all of its tiles, and the same.
+
+        They are extracted in the order of the tiling: its first tiles alone are what a killed run leaves. A tiling with
+        other tiles altogether is of another run, and says nothing.
+        """
+        if len(coords) == len(self.coords):
+            other = int((coords != self.coords).any(1).sum())
+            if 0 < other < len(coords) / 2:
+                cause = f"is damaged: {other} of its {len(coords)} tiles lie elsewhere than {self.path} says"
+                raise DataError(path, cause, "extract the features of this slide again")
         if len(coords) < len(self.coords) and self.begins_with(coords):
             cause = f"is incomplete: it has the first {len(coords)} of the {len(self.coords)} tiles of {self.path}"
             remedy = "extract the features of this slide again (or move that file, if tiles were left out on purpose)"

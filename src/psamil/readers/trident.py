@@ -67,7 +67,7 @@ def read(path: Path, member: str | None = None, *, with_features: bool = True) -
     features = one_row_per_tile(path, features)
     coords = one_corner_per_tile(path, raw_coords, features)
     if tiling is not None:
-        tiling.check_complete(path, coords)
+        tiling.check(path, coords)
         if not COORDS_ATTRIBUTES & about_coords.keys() and tiling.begins_with(coords):
             about_coords = tiling.attributes
     step_px0, tile_px0 = _step_and_tile_px0(about_coords)

@@ -30,11 +30,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from psamil.spatial.blocks import position_in_group
 from psamil.spatial.decays import Decay
 from psamil.spatial.reference import posterior_attention_reference, squared_radius
 
 QUERIES = 16  # tiles of a block: as in compiled.c
+STRIPS_PER_BAND = 8
 MAX_HEAD_DIM = 256
 FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-std=gnu11", "-shared", "-fPIC")
 COMPILE_SECONDS = 120
@@ -79,26 +79,28 @@ class SortedTiles(NamedTuple):
 
 
 def _packed(x: Tensor, y: Tensor, row: Tensor, width: float, height: float) -> Tensor:
-    """Sorted tiles strip by strip, row by row inside a strip; strips are as wide as a block of 16 is high."""
+    """Sorted tiles in the order of queries.
+
+    Vertical strips as wide as a block of 16 is high are walked through like a field that is ploughed: every second
+    strip upwards, every second row of it backwards, so that no block spans a gap at a turn. Blocks are then taken band
+    by band, some strips at a time, so that the keys of a block are still in the cache from those before.
+    """
     n = len(x)
     strips = max(1, round(math.sqrt(n / QUERIES * (width + 1) / (height + 1))))
-    by_x = x.argsort(stable=True)
-    strip = torch.empty(n, dtype=torch.long)
-    bounds = torch.linspace(0, n, strips + 1).long()[1:-1]
-    # tiles of the same column stay in the same strip
-    strip[by_x] = torch.bucketize(x[by_x], x[by_x][bounds], right=True) if strips > 1 else 0
-    by_strip = strip.argsort(stable=True)  # inside a strip: rows, and x inside a row
-    return _snake(by_strip, strip[by_strip], row[by_strip])
-
-
-def _snake(tiles: Tensor, strip: Tensor, row: Tensor) -> Tensor:
-    """Every second row of a strip backwards, so that a block that ends inside a row stays compact."""
-    group = torch.unique_consecutive(torch.stack((strip, row), 1), dim=0, return_counts=True)[1]
-    place = position_in_group(group)
-    size = torch.repeat_interleave(group, group)
-    start = torch.repeat_interleave(group.cumsum(0) - group, group)
-    odd = row % 2 == 1
-    return tiles[torch.where(odd, start + size - 1 - place, start + place)]
+    sorted_x = x.sort().values
+    bounds = sorted_x[torch.linspace(0, n, strips + 1).long()[1:-1]]  # tiles of one column stay in one strip
+    strip = torch.bucketize(x, bounds, right=True)
+    upwards = strip % 2 == 1
+    packed = torch.where((row % 2 == 1) != upwards, -x, x).argsort(stable=True)
+    packed = packed[torch.where(upwards, -row, row)[packed].argsort(stable=True)]
+    packed = packed[strip[packed].argsort(stable=True)]
+    full = n // QUERIES * QUERIES  # the last block, if it is not full, stays the last
+    blocks = packed[:full].view(-1, QUERIES)
+    step = math.sqrt(QUERIES * (width + 1) * (height + 1) / n)  # side of a block
+    order = (strip[blocks[:, 0]] % STRIPS_PER_BAND).argsort(stable=True)
+    order = order[(y[blocks].mean(1) / step).floor()[order].argsort(stable=True)]
+    order = order[(strip[blocks[:, 0]] // STRIPS_PER_BAND)[order].argsort(stable=True)]
+    return torch.cat((blocks[order].view(-1), packed[full:]))
 
 
 class _Bag(ctypes.Structure):
