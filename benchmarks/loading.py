@@ -29,7 +29,7 @@ import torch
 from attention import cpu_name, progress
 
 from psamil.cohort.cache import BagCache
-from psamil.cohort.simulate import STEP_PX0, write_trident_bag
+from psamil.cohort.simulation import STEP_PX0, write_trident_bag
 from psamil.files import write_json
 
 CONTENDERS = ("h5py", "cache", ".npy", ".npy (mapped)", "adding alone")

@@ -1,7 +1,21 @@
 """psamil: slide-level learning from whole-slide images with spatial context."""
 
-from psamil.bag import Bag, PackedBags
+from psamil.bag import Bag, PackedBags, TileStep
+from psamil.cohort import BagCache, Cohort
 from psamil.models import ModelOutput, create_model, list_models, register_model
+from psamil.readers import find_bags, open_bag
 
-__all__ = ["Bag", "ModelOutput", "PackedBags", "create_model", "list_models", "register_model"]
+__all__ = [
+    "Bag",
+    "BagCache",
+    "Cohort",
+    "ModelOutput",
+    "PackedBags",
+    "TileStep",
+    "create_model",
+    "find_bags",
+    "list_models",
+    "open_bag",
+    "register_model",
+]
 __version__ = "0.1.0"

@@ -25,7 +25,8 @@ class TileStep:
     Args:
         length: of one tile step, in ``unit``.
         unit: "px0" (level-0 pixels), "um", "px" (pixels of an unknown level) or "steps".
-        source: "metadata", "measured", "sub-sampled lattice", "common divisor", "spacing" or "given".
+        source: "metadata", "measured", "sub-sampled lattice", "common divisor", "spacing" or "given"; "single tile" and
+            "no tiles" where there is no distance to measure.
         support: share of the tiles whose neighbours lie where this step says.
         mpp: micrometres per level-0 pixel, where it is known.
         overlap: share of a tile's side that the next tile covers again, where the tile's size is known.

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from psamil.cli import main
-from psamil.cohort.simulate import simulate
+from psamil.cohort.simulation import simulate
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ import torch
 from psamil.bag import Bag
 from psamil.cohort import cache as cache_module
 from psamil.cohort.cache import BagCache, companions, default_folder, sample_tiles
-from psamil.cohort.simulate import write_trident_bag
+from psamil.cohort.simulation import write_trident_bag
 from psamil.errors import DataError, OptionError
 from psamil.readers import find_bags, open_bag
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from psamil.cli.inspect import inspect
-from psamil.cohort.simulate import simulate
+from psamil.cohort.simulation import simulate
 from psamil.errors import PsamilError
 
 VERBS: dict[str, Any] = {"inspect": inspect, "simulate": simulate}

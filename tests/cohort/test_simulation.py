@@ -13,7 +13,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from psamil.cohort.interaction import draw_slide
-from psamil.cohort.simulate import simulate
+from psamil.cohort.simulation import simulate
 from psamil.errors import DataError, OptionError
 from psamil.files import read_json
 from psamil.readers import find_bags, open_bag
