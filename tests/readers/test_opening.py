@@ -8,6 +8,7 @@ import pytest
 
 from psamil.errors import DataError, OptionError
 from psamil.readers import READERS, BagRef, describe_bag, find_bags, open_bag, slide_id
+from tests.readers import layouts_other
 from tests.readers.layouts import (
     DIM,
     FEATURES,
@@ -224,3 +225,44 @@ def test_coordinates_that_no_slide_has(tmp_path):
     coords[7, 1] = 1 << 40
     with pytest.raises(DataError, match="1 tiles with coordinates that no slide has"):
         open_bag(write_trident(tmp_path, coords=coords, patches=False))
+
+
+def test_stores_of_several_encoders(tmp_path):
+    """Stores are not walked into; which features to take is asked for once."""
+    layouts_other.write_wsidata(tmp_path / "a.zarr", tables=("uni_tiles", "conch_tiles"))
+    layouts_other.write_wsidata(tmp_path / "b.zarr", tables=("uni_tiles",))
+    found = find_bags(tmp_path)
+    assert ([ref.id for ref in found.bags], found.ignored) == (["b"], 0)
+    assert "several kinds; name one with `member=`: conch_tiles, uni_tiles" in found.set_aside[0].reason
+    found = find_bags(tmp_path, member="uni_tiles")
+    assert [(ref.id, ref.member) for ref in found.bags] == [("a", "uni_tiles"), ("b", "uni_tiles")]
+    assert all(open_bag(ref).n == layouts_other.N for ref in found.bags)
+    with pytest.raises(DataError, match="name one with"):
+        open_bag(tmp_path / "a.zarr")
+    assert open_bag(tmp_path / "a.zarr", member="conch_tiles").id == "a"
+
+
+def test_tables_of_several_slides(tmp_path):
+    layouts_other.cell_table(bag="slide_id").to_csv(tmp_path / "cells.csv", index=False)
+    found = find_bags(tmp_path)
+    assert len(found.bags) > 1
+    assert [ref.id for ref in found.bags] == [ref.member for ref in found.bags]
+    assert open_bag(found.bags[0]).id == found.bags[0].id
+    with pytest.raises(DataError, match=r"holds \d+ bags; name one"):
+        open_bag(tmp_path / "cells.csv")
+
+
+@pytest.mark.parametrize("format", ["slideflow", "psa_authors", "npz"])
+def test_formats_with_pt_files_are_told_apart(tmp_path, format):
+    folder = tmp_path / "S1"
+    folder.mkdir()
+    if format == "slideflow":
+        layouts_other.write_slideflow(folder)
+    elif format == "psa_authors":
+        layouts_other.write_psa_authors(folder / "S1.pt")
+    else:
+        layouts_other.write_slide2vec(folder, "pt")
+    found = find_bags(folder)
+    assert [ref.format for ref in found.bags] == [format]
+    assert found.set_aside == ()
+    assert open_bag(found.bags[0]).n == layouts_other.N

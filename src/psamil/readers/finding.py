@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from psamil.errors import DataError, MissingExtraError, one_of
-from psamil.readers.formats import READERS, bag_ref, is_store
+from psamil.readers.formats import READERS, bag_ref, is_store, members_of
 from psamil.readers.hdf5 import CheckedH5
 from psamil.readers.tiles import BagRef
 
@@ -89,7 +89,7 @@ def _bags_of(path: Path, format: str | None, member: str | None) -> list[BagRef]
         if format is None and path.name.lower().endswith(BAG_ENDINGS) and not _has_only_coordinates(path):
             raise DataError(path, "is of no known format", "name it with `format=` if it is, or move it elsewhere")
         return []
-    names = READERS[found].members(path)
+    names = members_of(path, found, member)
     refs = [bag_ref(path, found, name) for name in names]
     if len({ref.id for ref in refs}) == len(refs):
         return refs

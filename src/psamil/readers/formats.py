@@ -13,8 +13,8 @@ from psamil.readers.tiles import BagRef, Reader
 _MODULES: tuple[Reader, ...] = (trident, stamp, wsidata, slideflow, psa_authors, npz, instance_table, h5ad, clam)
 READERS: dict[str, Reader] = {reader.NAME: reader for reader in _MODULES}
 
-# Tables hold many slides. Several bags inside a file of another format are different features of the same slide.
-MEMBERS_ARE_SLIDES = (instance_table.NAME, h5ad.NAME)
+# Their stores are of one slide, and what is inside are its features from several encoders. Elsewhere it is slides.
+MEMBERS_ARE_ENCODERS = (wsidata.NAME,)
 
 
 def format_of(path: Path, format: str | None = None) -> str | None:
@@ -40,7 +40,7 @@ def locate_bag(path: BagRef | Path | str, format: str | None = None, member: str
     found = format_of(path, format)
     if found is None:
         raise DataError(path, "is of no known format", f"if it is one of {', '.join(READERS)}, name it with `format=`")
-    names = READERS[found].members(path)
+    names = members_of(path, found, member)
     if member is None and len(names) == 1:
         member = names[0]
     if member not in names:
@@ -50,9 +50,15 @@ def locate_bag(path: BagRef | Path | str, format: str | None = None, member: str
     return bag_ref(path, found, member)
 
 
+def members_of(path: Path, format: str, asked: str | None) -> list[str | None]:
+    """Names of the bags inside a file. The features asked for can be the only ones of a store, which needs no name."""
+    names = READERS[format].members(path)
+    return [asked] if names == [None] and asked is not None and format in MEMBERS_ARE_ENCODERS else names
+
+
 def bag_ref(path: Path, format: str, member: str | None) -> BagRef:
-    is_slide = member is not None and format in MEMBERS_ARE_SLIDES
-    return BagRef(member if is_slide and member is not None else slide_id(path), path, format, member)
+    is_slide = member is not None and format not in MEMBERS_ARE_ENCODERS
+    return BagRef(str(member) if is_slide else slide_id(path), path, format, member)
 
 
 def is_store(path: Path) -> bool:
