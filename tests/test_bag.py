@@ -61,3 +61,11 @@ def test_errors_name_the_bag():
         PackedBags.of([bag(3, "a"), Bag(torch.zeros(3, 5), torch.zeros(3, 2))])
     with pytest.raises(ShapeError, match="at least one bag"):
         PackedBags.of([])
+
+
+def test_a_bag_without_tiles_may_be_of_any_width():
+    empty = Bag(torch.empty(0, 0), torch.empty(0, 2), "empty")
+    batch = PackedBags.of([empty, bag(3, "a"), empty])
+    assert batch.offsets.tolist() == [0, 0, 3, 3]
+    assert batch.features.shape == (3, bag(3, "a").features.shape[1])
+    assert PackedBags.of(empty).n == 0

@@ -130,7 +130,8 @@ class PackedBags:
         bags = [bags] if isinstance(bags, Bag) else list(bags)
         if not bags:
             raise ShapeError("a batch needs at least one bag")
-        kinds = {(bag.features.shape[1], bag.features.dtype) for bag in bags}
+        filled = [bag for bag in bags if bag.n] or bags[:1]  # a slide without tiles may not know how wide features are
+        kinds = {(bag.features.shape[1], bag.features.dtype) for bag in filled}
         if len(kinds) > 1:
             raise ShapeError(
                 f"bags of one batch must agree in feature width and precision, got {sorted(map(str, kinds))}"
@@ -138,7 +139,7 @@ class PackedBags:
         offsets = torch.tensor([0, *(bag.n for bag in bags)]).cumsum(0)
         starts = [bag.slides[:-1].cpu() + offset for bag, offset in zip(bags, offsets[:-1], strict=True)]
         with torch.autocast(bags[0].features.device.type, enabled=False):  # which would not join float16
-            features = torch.cat([bag.features for bag in bags])
+            features = torch.cat([bag.features for bag in filled])
         return PackedBags(
             features=features,
             xy=torch.cat([bag.xy for bag in bags]),

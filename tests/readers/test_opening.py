@@ -266,3 +266,12 @@ def test_formats_with_pt_files_are_told_apart(tmp_path, format):
     assert [ref.format for ref in found.bags] == [format]
     assert found.set_aside == ()
     assert open_bag(found.bags[0]).n == layouts_other.N
+
+
+def test_the_user_may_know_the_size_of_a_pixel(tmp_path):
+    path = tmp_path / "slide.npz"
+    np.savez(path, features=np.zeros((4, 2), np.float32), coords=[[0, 0], [512, 0], [0, 512], [512, 512]], unit="px0")
+    assert open_bag(path).step_um is None
+    assert open_bag(path, mpp=0.25).step_um == 128
+    assert open_bag(path, mpp=0.25, um_per_step=64).xy.max() == 2
+    assert describe_bag(path, mpp=0.25).mpp == 0.25

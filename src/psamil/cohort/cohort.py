@@ -194,9 +194,12 @@ class Cohort:
         widths: dict[BagRef, int] = {}
         for ref in chain.from_iterable(sample.bags for sample in self.samples):
             try:
-                widths[ref] = self.load_slide(ref).features.shape[1]
+                bag = self.load_slide(ref)
             except DataError as error:
                 reasons[ref] = error
+                continue
+            if bag.n:  # a slide without tiles may not know how wide features are
+                widths[ref] = bag.features.shape[1]
         reasons |= _odd_widths(widths)
         if not reasons:
             return self

@@ -52,6 +52,7 @@ def open_bag(
     format: str | None = None,
     member: str | None = None,
     step: float | None = None,
+    mpp: float | None = None,
     um_per_step: float | None = None,
     non_finite: str = "error",
     positions: str = "file",
@@ -63,6 +64,7 @@ def open_bag(
         format: name of its format, one of ``READERS``; by default the file tells.
         member: which bag, for files that hold several.
         step: distance of neighbouring tiles in the unit of the file, if you know better than the file.
+        mpp: micrometres per level-0 pixel, if you know better than the file.
         um_per_step: gives physical positions: one step is this many micrometres.
         non_finite: what to do with tiles that have NaN or infinite features: "error", "drop" the tiles or "zero" these
             numbers.
@@ -77,7 +79,7 @@ def open_bag(
     ref = locate_bag(path, format, member)
     tiles = READERS[ref.format].read(ref.path, ref.member)
     features, keep = _finite_features(ref, tiles.features, non_finite)
-    placed = _place(ref, tiles, positions, step, um_per_step, keep)
+    placed = _place(ref, tiles, positions, step, mpp, um_per_step, keep)
     if placed is None:
         raise DataError(
             ref.path,
@@ -101,13 +103,14 @@ def describe_bag(
     format: str | None = None,
     member: str | None = None,
     step: float | None = None,
+    mpp: float | None = None,
     um_per_step: float | None = None,
     count_non_finite: bool = False,
 ) -> BagSummary:
     """What is in a bag. Features are loaded only if those that are not finite are to be counted."""
     ref = locate_bag(path, format, member)
     tiles = READERS[ref.format].read(ref.path, ref.member, with_features=count_non_finite)
-    placed = _place(ref, tiles, "file", step, um_per_step)
+    placed = _place(ref, tiles, "file", step, mpp, um_per_step)
     n, dim = tiles.features.shape
     return BagSummary(
         ref=ref,
@@ -129,6 +132,7 @@ def _place(
     tiles: Tiles,
     positions: str,
     step: float | None,
+    mpp: float | None,
     um_per_step: float | None,
     keep: NDArray[np.bool_] | None = None,
 ) -> Positions | None:
@@ -150,7 +154,7 @@ def _place(
         unit=tiles.unit,
         nominal_step=tiles.nominal_step,
         tile_size=tiles.tile_size,
-        mpp=tiles.mpp,
+        mpp=tiles.mpp if mpp is None else mpp,
         continuous=tiles.continuous,
         given_step=step,
         um_per_step=um_per_step,
