@@ -1,0 +1,89 @@
+"""How a model is trained: every setting, its default and what it does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from psamil.errors import OptionError, one_of
+
+OPTIMIZERS = ("adam", "adamw")
+BALANCE = ("weights", "sampling", "none")
+
+
+@dataclass(frozen=True)
+class TrainingSettings:
+    """Settings of one training run. Defaults follow the paper where it trains well, and stop early on validation."""
+
+    model: str = "psa"
+    """Name of the model, one of ``psamil.list_models()``."""
+    model_options: dict[str, Any] = field(default_factory=dict)
+    """Options of the model, for instance ``{"decay": "cauchy", "heads": 4}``."""
+    task_options: dict[str, Any] = field(default_factory=dict)
+    """Options of the task, for instance ``{"bins": 4}`` for survival."""
+    epochs: int = 15
+    """Number of times that every training sample is seen, at most."""
+    batch_samples: int = 8
+    """Samples (slides or patients) per optimisation step."""
+    samples_per_pass: int | None = None
+    """Samples that are packed into one pass; a batch of more is accumulated. Default: the whole batch in one pass."""
+    max_tiles: int | None = None
+    """Tiles of a sample that are drawn anew in each epoch of training. Default: all. Predictions always use all."""
+    optimizer: str = "adam"
+    """"adam" or "adamw"."""
+    lr: float = 1e-4
+    """Highest learning rate."""
+    first_lr: float = 1e-6
+    """Learning rate of the first and the last step."""
+    warm_up: float = 0.1
+    """Share of the steps in which the learning rate rises."""
+    constant: float = 0.9
+    """Share of the remaining steps in which it stays; it falls in the others."""
+    prior_lr_scale: float = 100.0
+    """Learning rate of the radii over that of the weights."""
+    weight_decay: float = 1e-5
+    """Of the weights; radii have none."""
+    gradient_clip: float | None = 5.0
+    """Largest norm of a gradient."""
+    balance: str = "weights"
+    """Against class imbalance: "weights" in the loss, "sampling", or "none"."""
+    patience: int | None = 5
+    """Epochs without a better validation score after which training ends; null trains all epochs."""
+    seed: int = 0
+    """Of initial weights, order of samples, drawn tiles and dropout."""
+    accelerator: str = "auto"
+    """Device as lightning-fabric names it: "auto", "cpu", "gpu", "mps"."""
+    precision: str = "32-true"
+    """As lightning-fabric names it: "32-true", "64-true", "bf16-mixed", "16-mixed"."""
+
+    def __post_init__(self) -> None:
+        if self.optimizer not in OPTIMIZERS:
+            raise one_of("optimizer", self.optimizer, OPTIMIZERS)
+        if self.balance not in BALANCE:
+            raise one_of("balance", self.balance, BALANCE)
+        for name in ("epochs", "batch_samples", "samples_per_pass", "max_tiles", "patience"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise OptionError(f"{name} must be at least 1, got {value}")
+        for name in ("warm_up", "constant"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise OptionError(f"{name} is a share of the steps, from 0 to 1, got {getattr(self, name)}")
+        if not 0 < self.first_lr <= self.lr:
+            raise OptionError(f"first_lr must lie between 0 and lr = {self.lr:g}, got {self.first_lr:g}")
+
+
+def lr_factor(step: int, steps: int, settings: TrainingSettings) -> float:
+    """Learning rate of a step over the highest one: a linear rise, a plateau, a linear fall.
+
+    Of ``steps`` in all, the first ``warm_up`` share rises from first_lr; of the others, the first ``constant`` share
+    stays at lr and the rest falls to first_lr.
+    """
+    low = settings.first_lr / settings.lr
+    rise = settings.warm_up * steps
+    fall_begins = rise + settings.constant * (steps - rise)
+    at = step + 0.5  # the middle of the step
+    if at < rise:
+        return low + (1 - low) * at / rise
+    if at <= fall_begins:
+        return 1.0
+    return low + (1 - low) * (steps - at) / (steps - fall_begins)

@@ -1,0 +1,58 @@
+"""What training needs to go on as if it had never stopped: one file, tensors and JSON, no pickle.
+
+Randomness needs no state: order, drawn tiles and dropout are seeded anew for every epoch and step. The file is written
+atomically, so that there is always one whole state.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from psamil.errors import DataError
+from psamil.files import atomic_write
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
+    """A safetensors file with ``about`` as JSON in its header."""
+    plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    with atomic_write(path) as temporary:
+        save_file(plain, temporary, metadata={"about": json.dumps(about, sort_keys=True)})
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            about = json.loads((file.metadata() or {})["about"])
+            return {name: file.get_tensor(name) for name in file.keys()}, about  # noqa: SIM118 (no mapping)
+    except (OSError, SafetensorError, KeyError, json.JSONDecodeError) as error:
+        raise DataError(path, f"is no model or state of psamil ({error})", "delete it, or name another file") from error
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The state of an optimiser as named tensors; its settings come from the settings of training."""
+    state = optimizer.state_dict()["state"]
+    return {f"{index}/{name}": torch.as_tensor(value) for index, of in state.items() for name, value in of.items()}
+
+
+def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
+    state: dict[int, dict[str, Tensor]] = {}
+    for key, tensor in tensors.items():
+        index, name = key.split("/")
+        state.setdefault(int(index), {})[name] = tensor
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def with_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {f"{prefix}:{name}": tensor for name, tensor in tensors.items()}
+
+
+def without_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(f"{prefix}:"): t for name, t in tensors.items() if name.startswith(f"{prefix}:")}
