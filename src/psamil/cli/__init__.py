@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from psamil.cli.inspect import inspect
+from psamil.cli.train import train
 from psamil.cohort.simulation import simulate
 from psamil.errors import PsamilError
 
-VERBS: dict[str, Any] = {"inspect": inspect, "simulate": simulate}
+VERBS: dict[str, Any] = {"inspect": inspect, "simulate": simulate, "train": train}
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -30,7 +31,7 @@ def main(args: Sequence[str] | None = None) -> None:
     logging.getLogger("psamil.readers").setLevel(logging.ERROR)  # verbs tell what readers have to say in their own way
     parser = _parser()
     options = parser.parse_args(list(_plain(sys.argv[1:] if args is None else args)))
-    chosen = options[options.verb].as_dict()
+    chosen = vars(parser.instantiate(options)[options.verb])
     chosen.pop("config", None)
     try:
         result = VERBS[options.verb](**chosen)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
@@ -49,6 +49,7 @@ class MatchReport:
 
     matched: int = 0  # bags
     without_bag: tuple[str, ...] = ()  # slides of the table
+    set_aside: tuple[str, ...] = ()  # slides of the table whose file is there and cannot be used
     without_label: tuple[str, ...] = ()  # bags of the folder
     without_slide: tuple[str, ...] = ()  # patients of the label table of whom no slide is known
     without_outcome: tuple[str, ...] = ()  # samples whose value is missing, or of a class that was not asked for
@@ -58,6 +59,7 @@ class MatchReport:
     def __str__(self) -> str:
         lines = [f"{self.matched} bags have a label"]
         for names, what in (
+            (self.set_aside, "slides of the table are left out, since their file was set aside"),
             (self.without_bag, "slides of the table have no bag"),
             (self.without_label, "bags have no label"),
             (self.without_slide, "patients of the table have no slide"),
@@ -67,6 +69,11 @@ class MatchReport:
                 lines.append(f"{len(names)} {what}: {quoted(names)}")
         lines += [f"the table has {table!r}; was {bag!r} meant?" for table, bag in self.near_misses[:5]]
         return "\n".join([*lines, *self.notes])
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every bag has a label, every row a bag, and there is nothing to note."""
+        return self == MatchReport(matched=self.matched)
 
 
 def slide_name(text: str) -> str:
@@ -90,11 +97,15 @@ def link_rows(
     labels: Table,
     bags: Sequence[BagRef],
     *,
+    set_aside: Collection[str] = (),
     slide_table: Table | None = None,
     slide_column: str | None = None,
     patient_column: str | None = None,
 ) -> tuple[list[Link], MatchReport]:
-    """Which slide each row speaks about. The report holds only what can be said without looking for the bags."""
+    """Which slide each row speaks about. The report holds only what can be said without looking for the bags.
+
+    ``set_aside`` are the names of slides whose files cannot be used: a row may speak about them as well.
+    """
     if slide_table is not None:
         return _link_by_slide_table(labels, slide_table, slide_column, patient_column)
     patient = find_column(labels, patient_column, PATIENT_COLUMNS, "patient_column")
@@ -102,12 +113,14 @@ def link_rows(
     if slide is not None:
         return _link_by_slide(labels, slide, patient)
     if patient is not None:
-        return _link_by_patient(labels, patient, bags)
+        return _link_by_patient(labels, patient, [*(bag.id for bag in bags), *sorted(set_aside)])
     cause = f"no column of {labels.column_names()} is known to name slides or patients"
     raise DataError(labels.name, cause, "name it with slide_column or patient_column")
 
 
-def match_bags(links: Sequence[Link], bags: Sequence[BagRef]) -> tuple[list[Match], MatchReport]:
+def match_bags(
+    links: Sequence[Link], bags: Sequence[BagRef], set_aside: Collection[str] = ()
+) -> tuple[list[Match], MatchReport]:
     """The bag of each row; DataError if a row could mean several bags or a slide belongs to several patients."""
     by_name, by_folded = _grouped(bags, str), _grouped(bags, str.casefold)
     names = [slide_name(link.slide) for link in links]
@@ -128,11 +141,14 @@ def match_bags(links: Sequence[Link], bags: Sequence[BagRef]) -> tuple[list[Matc
     _refuse_shared_slides(matches)
     matched = {match.bag for match in matches}
     without_label = sorted({bag.id for bag in bags if bag not in matched} - {bag.id for bag in matched})
-    missing = tuple(dict.fromkeys(without_bag))
+    unusable = {name.casefold() for name in set_aside}
+    broken = tuple(dict.fromkeys(text for text in without_bag if slide_name(text).casefold() in unusable))
+    missing = tuple(dict.fromkeys(text for text in without_bag if text not in broken))
     notes = [f"{len(recased)} slides are written with other capitals: {quoted(sorted(recased))}."] if recased else []
     return matches, MatchReport(
         matched=len(matched),
         without_bag=missing,
+        set_aside=broken,
         without_label=tuple(without_label),
         near_misses=near_names({text: slide_name(text) for text in missing}, without_label),
         notes=(*notes, *_case_collisions(by_folded)),
@@ -140,15 +156,19 @@ def match_bags(links: Sequence[Link], bags: Sequence[BagRef]) -> tuple[list[Matc
 
 
 def tcga_patient(slide: str) -> str | None:
-    """The patient inside the barcode of a TCGA slide: ``TCGA-05-4250-01Z-00-DX1...`` is of ``TCGA-05-4250``."""
+    """The patient inside the barcode of a TCGA slide: ``TCGA-05-4250-01Z-00-DX1...`` is of ``TCGA-05-4250``.
+
+    Capitals mean nothing in a barcode: files in small letters are of the same patient.
+    """
     found = TCGA_PATIENT.match(slide)
-    return found[1] if found else None
+    return found[1].upper() if found else None
 
 
 def _link_by_slide(labels: Table, slide: str, patient: str | None) -> tuple[list[Link], MatchReport]:
     named = [(row, text) for row, text in enumerate(labels.texts(slide)) if text]
     notes = _note_gaps(labels, slide, len(labels) - len(named))
     if patient is not None:
+        _refuse_patients_alike(labels, patient)
         patients = labels.texts(patient)
         nobody = [text for row, text in named if not patients[row]]
         if nobody:
@@ -156,12 +176,17 @@ def _link_by_slide(labels: Table, slide: str, patient: str | None) -> tuple[list
             raise DataError(labels.name, cause, "fill it in: slides of one patient must stay together")
         return [Link(text, patients[row] or "", row) for row, text in named], MatchReport(notes=notes)
     barcodes = [tcga_patient(slide_name(text)) for _, text in named]
-    owner = "they are taken from the TCGA barcodes" if all(barcodes) else "every slide counts as a patient of its own"
-    names = [
-        code if code and all(barcodes) else slide_name(text) for code, (_, text) in zip(barcodes, named, strict=True)
-    ]
-    links = [Link(text, name, row) for name, (row, text) in zip(names, named, strict=True)]
-    return links, MatchReport(notes=(*notes, f"There is no column of patients: {owner}."))
+    links = [Link(text, code or slide_name(text), row) for code, (row, text) in zip(barcodes, named, strict=True)]
+    return links, MatchReport(notes=(*notes, f"There is no column of patients: {_owners(barcodes)}."))
+
+
+def _owners(barcodes: Sequence[str | None]) -> str:
+    coded = sum(code is not None for code in barcodes)
+    if not coded:
+        return "every slide counts as a patient of its own"
+    others = len(barcodes) - coded
+    more = f" for {coded} slides, and each of the {others} others counts as a patient of its own" if others else ""
+    return f"they are taken from the TCGA barcodes{more}"
 
 
 def _link_by_slide_table(
@@ -173,6 +198,7 @@ def _link_by_slide_table(
         cause = f"no column of {slides.column_names()} is known to name slides"
         raise DataError(slides.name, cause, "name it with slide_column")
     rows = _rows_by_patient(labels, patient)
+    _refuse_patients_alike(slides, found)
     pairs = [(p, text) for p, text in zip(slides.texts(found), slides.texts(slide), strict=True) if p and text]
     links = [Link(text, p, row) for p, text in pairs for row in rows.get(p, ())]
     known = {p for p, _ in pairs}
@@ -196,10 +222,11 @@ def _patient_column_of(table: Table, given: str | None, tables: Sequence[Table])
     return found
 
 
-def _link_by_patient(labels: Table, patient: str, bags: Sequence[BagRef]) -> tuple[list[Link], MatchReport]:
+def _link_by_patient(labels: Table, patient: str, slides: Sequence[str]) -> tuple[list[Link], MatchReport]:
     """Without any column of slides: a bag is named after its patient, or carries a TCGA barcode."""
     rows = _rows_by_patient(labels, patient)
-    owners = [(bag.id, bag.id if bag.id in rows else tcga_patient(bag.id)) for bag in bags]
+    as_written = {name.upper(): name for name in rows}
+    owners = [(name, name if name in rows else as_written.get(tcga_patient(name) or "")) for name in slides]
     links = [Link(name, owner, row) for name, owner in dict.fromkeys(owners) if owner for row in rows.get(owner, ())]
     without_slide = tuple(sorted(rows.keys() - {link.patient for link in links}))
     note = "There is no column of slides: bags are matched to patients by name (or TCGA barcode)."
@@ -209,11 +236,24 @@ def _link_by_patient(labels: Table, patient: str, bags: Sequence[BagRef]) -> tup
 
 
 def _rows_by_patient(labels: Table, patient: str) -> dict[str, list[int]]:
+    _refuse_patients_alike(labels, patient)
     rows = defaultdict(list)
     for row, name in enumerate(labels.texts(patient)):
         if name:
             rows[name].append(row)
     return dict(rows)
+
+
+def _refuse_patients_alike(table: Table, patient: str) -> None:
+    """A patient who is written in two ways would be two, and could be learned from and tested on at once."""
+    spellings = defaultdict(set)
+    for name in table.texts(patient):
+        spellings[(name or "").casefold()].add(name or "")
+    alike = [" and ".join(map(repr, sorted(names))) for names in spellings.values() if len(names) > 1]
+    if alike:
+        more = f", and {len(alike) - 3} other pairs" if len(alike) > 3 else ""
+        cause = f"patients of column {patient!r} differ only in capitals: {'; '.join(sorted(alike)[:3])}{more}"
+        raise DataError(table.name, cause, "write each in one way; if they are different people, rename one of them")
 
 
 def _grouped(bags: Iterable[BagRef], key: Callable[[str], str]) -> dict[str, list[BagRef]]:

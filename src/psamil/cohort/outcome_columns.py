@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psamil.cohort.outcomes import Classification, MultiLabel, Outcome, Regression, Survival
-from psamil.cohort.tables import Table, number, quoted
+from psamil.cohort.tables import Table, has_decimal_comma, number, quoted
 from psamil.errors import DataError, OptionError, one_of
 
 KINDS = ("auto", "classification", "regression")
@@ -25,6 +25,12 @@ YES, NO = {"1", "true", "yes", "y"}, {"0", "false", "no", "n"}  # what they mean
 # Words that say by themselves what happened; "1:DECEASED" and "0:LIVING" are how cBioPortal writes them.
 EVENT_WORDS = {"dead", "deceased", "died", "event", "1:deceased", "1:recurred/progressed", "1:progression"}
 CENSORED_WORDS = {"alive", "living", "censored", "0:living", "0:diseasefree", "0:censored"}
+
+# Words of column names. A column is taken by its name only if every word of it is among these.
+EVENT, CENSORSHIP = {"event", "events"}, {"censorship", "censored", "censor", "censoring"}
+ENDPOINTS = {"os", "pfs", "dss", "pfi", "dfi", "dfs", "rfs", "efs"}
+SAYS_NO_MORE = {"status", "indicator", "flag", "is"}
+NEGATIONS = {"no", "not", "non", "un", "never", "free", "without", "none"}
 
 
 @dataclass(frozen=True)
@@ -82,12 +88,21 @@ def _single(table: Table, columns: OutcomeColumns, target: str) -> tuple[Outcome
     kind = columns.kind
     if kind == "auto":
         kind = "classification" if columns.classes else _evident_kind(table, target)
-    return _regression(table, target) if kind == "regression" else _classification(table, target, columns.classes)
+    if kind == "regression":
+        return _regression(table, target)
+    outcome, present = _classification(table, target, columns.classes)
+    if columns.kind == "auto" and not columns.classes:
+        _refuse_names(table, outcome)
+    return outcome, present
 
 
 def _evident_kind(table: Table, target: str) -> str:
     present = {text for text in table.texts(target) if text}
     values = {number(text) for text in present}
+    with_comma = sorted(text for text in present if has_decimal_comma(text))
+    if with_comma:
+        cause = f"column {target!r} holds {quoted(with_comma)}: numbers with a decimal comma, or classes?"
+        raise DataError(table.name, cause, "write numbers with a point, or say kind='classification'")
     if None in values:
         return "classification"
     if any(value is not None and value != int(value) for value in values):
@@ -96,6 +111,15 @@ def _evident_kind(table: Table, target: str) -> str:
         cause = f"column {target!r} holds {len(values)} different whole numbers"
         raise DataError(table.name, cause, "say kind='classification' or kind='regression'")
     return "classification"
+
+
+def _refuse_names(table: Table, outcome: Classification) -> None:
+    """A column of names or remarks, in which hardly anything occurs twice, is no column of classes."""
+    once = int((np.bincount(outcome.labels, minlength=len(outcome.classes)) == 1).sum())
+    if len(outcome.classes) > 2 and 2 * once > len(outcome.classes):
+        cause = f"{once} of the {len(outcome.classes)} classes of column {outcome.column!r} have one sample"
+        remedy = "name another target, or the classes that you want, or say kind='classification' if all are meant"
+        raise DataError(table.name, f"{cause}: {quoted(outcome.classes)}", remedy)
 
 
 def _classification(
@@ -157,20 +181,23 @@ def _survival(table: Table, columns: OutcomeColumns, time: str) -> tuple[Surviva
 def _polarity(table: Table, columns: OutcomeColumns) -> tuple[str, bool]:
     """The column of the status, and whether its 1 means censored."""
     if columns.event:
-        if says_censorship(columns.event):
+        if _mentions(CENSORSHIP, columns.event):
             cause = f"column {columns.event!r} was given as event, but by its name 1 means censored (MCAT, SurvPath)"
             raise DataError(table.name, cause, f"give censorship={columns.event!r}, or rename the column")
         return columns.event, False
     if columns.censorship:
-        source = _source_with_events(table) if says_event(columns.censorship) else None
+        source = _source_with_events(table) if _mentions(EVENT, columns.censorship) else None
         if source:
             cause = f"column {columns.censorship!r} was given as censorship, but in tables of {source} 1 is the event"
             raise DataError(table.name, cause, f"give event={columns.censorship!r}, or rename the column")
         return columns.censorship, True
-    found = [name for name in table.columns if says_event(name) or says_censorship(name)]
+    others = [name for name in table.columns if name != columns.time]
+    found = [name for name in others if says_event(name) or says_censorship(name)]
     if len(found) != 1:
+        unclear = [name for name in others if set(_words(name)) & (EVENT | CENSORSHIP) and name not in found]
         cause = (
             f"which column says whether the event was seen? By name it could be {quoted(found) if found else 'none'}"
+            + (f"; what 1 means in {quoted(unclear)} is not clear" if unclear else "")
         )
         remedy = "give event (1 = event seen) or censorship (1 = censored); columns: "
         raise DataError(table.name, cause, remedy + table.column_names())
@@ -181,16 +208,23 @@ def _polarity(table: Table, columns: OutcomeColumns) -> tuple[str, bool]:
 
 
 def says_event(column: str) -> bool:
-    return bool({"event", "events"} & set(_words(column)))
+    """Whether 1 means by the name of the column, beyond doubt, that the event was seen."""
+    return _mentions(EVENT, column) and set(_words(column)) <= EVENT | ENDPOINTS | SAYS_NO_MORE | {"observed"}
 
 
 def says_censorship(column: str) -> bool:
-    return bool({"censorship", "censored", "censor", "censoring"} & set(_words(column)))
+    """Whether 1 means by the name of the column, beyond doubt, that the patient was censored."""
+    return _mentions(CENSORSHIP, column) and set(_words(column)) <= CENSORSHIP | ENDPOINTS | SAYS_NO_MORE
+
+
+def _mentions(meaning: set[str], column: str) -> bool:
+    words = set(_words(column))
+    return bool(words & meaning) and not words & NEGATIONS
 
 
 def _words(column: str) -> list[str]:
-    """``OS_event`` and ``OSEvent`` are "os", "event"."""
-    return [word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+", column)]
+    """``OS_event`` and ``OSEvent`` are "os", "event"; signs that do more than divide words are words."""
+    return [word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+|[^\sA-Za-z\d_.-]+", column)]
 
 
 def _source_with_events(table: Table) -> str | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import re
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -44,7 +45,8 @@ class Table:
         numbers = [number(text) for text in self.texts(column)]
         wrong = [text for text, value in zip(self.texts(column), numbers, strict=True) if text and value is None]
         if wrong:
-            raise DataError(self.name, f"column {column!r} holds {quoted(wrong)}, which is not a number")
+            remedy = "write numbers with a point" if any(map(has_decimal_comma, wrong)) else ""
+            raise DataError(self.name, f"column {column!r} holds {quoted(wrong)}, which is not a number", remedy)
         return np.array([np.nan if value is None else value for value in numbers], dtype=np.float64)
 
     def rows(self, indices: Sequence[int]) -> Table:
@@ -83,6 +85,11 @@ def number(text: str | None) -> float | None:
     except ValueError:
         return None
     return value if np.isfinite(value) else None
+
+
+def has_decimal_comma(text: str | None) -> bool:
+    """Whether the text is a number with a comma, ``0,5``: half, or a list, or, in other countries, thousands."""
+    return bool(re.fullmatch(r"[+-]?\d*,\d+(e[+-]?\d+)?", text or "", re.IGNORECASE))
 
 
 def quoted(texts: Sequence[str | None], limit: int = 5) -> str:

@@ -10,7 +10,7 @@ from scipy.optimize import minimize_scalar
 from scipy.special import expit, log_softmax, softmax
 
 from psamil.errors import OptionError, ShapeError
-from psamil.evaluation.resampling import Floats, Integers
+from psamil.training.metrics import Floats, Integers
 
 TEMPERATURES = (0.05, 20.0)  # between which it is sought
 
@@ -58,7 +58,7 @@ class ReliabilityCurve:
 
 
 def reliability_curve(labels: ArrayLike, probabilities: ArrayLike, bins: int = 15) -> ReliabilityCurve:
-    """Bins (a, b] as in :func:`psamil.training.metrics.expected_calibration_error`, which is the mean gap of this curve.
+    """Bins (a, b] as in :func:`psamil.training.metrics.expected_calibration_error`, the mean gap of this curve.
 
     Args:
         labels: (n,) index of the class.

@@ -18,7 +18,8 @@ from scipy import stats
 
 from psamil.errors import OptionError, ShapeError
 from psamil.evaluation.intervals import LEVEL, RESAMPLES, percentile_bounds
-from psamil.evaluation.resampling import Floats, Patients, Statistic
+from psamil.evaluation.resampling import Patients, Statistic
+from psamil.training.metrics import Floats
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from psamil.errors import OptionError
-from psamil.evaluation.resampling import Floats
+from psamil.training.metrics import Floats
 
 FALSE_POSITIVES_PER_SLIDE = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 

@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import stats
 
-from psamil.evaluation.resampling import Floats, Integers, Patients, Statistic
+from psamil.evaluation.resampling import Patients, Statistic
+from psamil.training.metrics import Floats, Integers
 
 RESAMPLES = 2000
 LEVEL = 0.95

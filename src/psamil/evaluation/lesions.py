@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
-
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 from scipy.spatial import KDTree
 
 from psamil.errors import OptionError
-from psamil.evaluation.resampling import Floats, Integers
-
-Booleans: TypeAlias = NDArray[np.bool_]
+from psamil.training.metrics import Integers
 
 TOUCHING_STEPS = 1.02  # the larger of |dx| and |dy|: the eight neighbours, also where pieces of tissue differ in phase
 

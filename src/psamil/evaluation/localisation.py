@@ -22,8 +22,7 @@ from numpy.typing import NDArray
 from psamil.errors import OptionError, ShapeError, one_of
 from psamil.evaluation.froc import FrocCurve, froc_curve
 from psamil.evaluation.lesions import label_lesions, local_maxima
-from psamil.evaluation.resampling import Floats, Integers
-from psamil.training.metrics import f1, roc_auc
+from psamil.training.metrics import Floats, Integers, f1, roc_auc
 
 ISOLATED_CELLS_UM = 275.0  # lesions whose major axis is shorter are isolated tumour cells
 AVERAGES = ("pooled", "per slide")

@@ -13,13 +13,11 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from psamil.errors import ShapeError
-from psamil.training.metrics import RISK_TOLERANCE
+from psamil.training.metrics import RISK_TOLERANCE, Floats, Integers
 
-Floats: TypeAlias = NDArray[np.float64]
-Integers: TypeAlias = NDArray[np.int64]
 Statistic: TypeAlias = Callable[[Floats], Floats]
 
 COUNTS_AT_ONCE = 256

@@ -10,7 +10,7 @@ from scipy import stats
 
 from psamil.errors import OptionError, ShapeError
 from psamil.evaluation.intervals import LEVEL
-from psamil.evaluation.resampling import Floats, Integers
+from psamil.training.metrics import Floats, Integers
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +33,7 @@ class SurvivalCurve:
     @property
     def median(self) -> float:
         """The first time at which survival is 1/2 or less; infinite if it never is."""
-        reached = np.flatnonzero(self.survival <= 0.5)
+        reached = np.flatnonzero(self.survival <= 0.5 + 1e-9)  # a product that is 1/2 may be rounded up
         return float(self.times[reached[0]]) if len(reached) else np.inf
 
 
@@ -49,7 +49,7 @@ def kaplan_meier(times: ArrayLike, events: ArrayLike, *, level: float = LEVEL) -
     """
     time, event = _observations(times, events)
     distinct, at_risk, deaths, ended = _life_table(time, event)
-    survival = np.cumprod(1 - deaths / at_risk)
+    survival: Floats = np.cumprod(1 - deaths / at_risk, dtype=np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):  # before the first event and after the last survivor
         sigma = np.sqrt(np.cumsum(deaths / (at_risk * (at_risk - deaths)))) / np.abs(np.log(survival))
         reach = np.exp(stats.norm.ppf((1 + level) / 2) * sigma)
@@ -102,8 +102,8 @@ def log_rank(times: ArrayLike, events: ArrayLike, groups: ArrayLike) -> LogRank:
 def high_risk(risks: ArrayLike, *, reference: ArrayLike) -> NDArray[np.bool_]:
     """True where a risk is above the median of the reference: risks of the training or validation part, by one model.
 
-    The patients to be grouped must not be their own reference. Models of different folds have risks on different scales:
-    group each fold by its own reference, then join the groups.
+    The patients to be grouped must not be their own reference. Models of different folds differ in the scale of
+    their risks: group each fold by its own reference, then join the groups.
     """
     known = np.asarray(reference, dtype=np.float64)
     if known.size == 0 or not np.isfinite(known).all():

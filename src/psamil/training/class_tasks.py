@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from psamil.cohort.outcomes import Classification, MultiLabel
+from psamil.cohort.tables import quoted
 from psamil.errors import DataError
 from psamil.training import losses, metrics
-from psamil.training.tasks import Columns, Task, TaskOptions, quoted, untrainable
+from psamil.training.tasks import Columns, Task, TaskOptions, untrainable
 
 
 @dataclass(frozen=True)

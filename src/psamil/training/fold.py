@@ -21,13 +21,13 @@ import torch
 from torch import Tensor, nn
 
 from psamil.bag import PackedBags
-from psamil.cohort import Cohort, Sample, Split
+from psamil.cohort import Cohort, Split
 from psamil.errors import OptionError
 from psamil.files import atomic_write
 from psamil.models import create_model
 from psamil.spatial import parameter_groups
-from psamil.training.batches import BatchLoader, epoch_order
-from psamil.training.prediction import predict_logits
+from psamil.training.batches import epoch_order
+from psamil.training.prediction import loader_for, predict_logits
 from psamil.training.saved_model import SavedModel
 from psamil.training.settings import TrainingSettings, lr_factor
 from psamil.training.state import (
@@ -94,7 +94,7 @@ class _Training:
         self.train, self.val = cohort.select(split.train), cohort.select(split.val)
         if not len(self.train):
             raise OptionError(f"split {split.name!r} has no training samples")
-        self.task = Task.fit(self.train.outcome, balance=settings.balance, **settings.task_options)
+        self.task = Task.fit(self.train.outcome, **asdict(settings.task))
         self.targets = self.task.targets(self.train.outcome)
         in_dim = _width_of_features(self.train)
         torch.manual_seed(settings.seed)
@@ -103,7 +103,7 @@ class _Training:
         kind = torch.optim.Adam if settings.optimizer == "adam" else torch.optim.AdamW
         self.base_lrs = [float(group["lr"]) for group in groups]  # type: ignore[arg-type]
         self.objective, self.optimizer = self.fabric.setup(_Objective(self.model, self.task), kind(groups))
-        self.loader = BatchLoader(cohort, self.fabric.device, in_dim, needs_layout=_needs_layout(self.model))
+        self.loader = loader_for(self.model, cohort, in_dim, self.fabric.device)
         self.progress = Progress()
         self.best = _copy(self.model)
         self.steps_per_epoch = math.ceil(len(self.train) / settings.batch_samples)
@@ -138,7 +138,7 @@ class _Training:
     def _train_epoch(self, epoch: int) -> float:
         """Mean loss of the samples."""
         settings, samples = self.settings, self.train.samples
-        weights = self.task.sampling_weights(self.train.outcome) if settings.balance == "sampling" else None
+        weights = self.task.sampling_weights(self.train.outcome)
         order = epoch_order(len(samples), seed=settings.seed, epoch=epoch, weights=weights)
         passes = [
             (step, part, len(batch))
@@ -162,6 +162,8 @@ class _Training:
             loss = self.objective(_Pass(bag_batch, targets)) * (len(part) / batch_size)
             self.fabric.backward(loss)
             total += float(loss.detach()) * batch_size
+            if not math.isfinite(total):
+                raise OptionError(f"the loss became {total} in epoch {epoch}; try a lower lr, or look for odd features")
             if k + 1 == len(passes) or passes[k + 1][0] != step:
                 if settings.gradient_clip is not None:
                     self.fabric.clip_gradients(self.objective, self.optimizer, max_norm=settings.gradient_clip)
@@ -249,10 +251,6 @@ def _copy(model: nn.Module) -> dict[str, Tensor]:
 def _radii(model: nn.Module) -> dict[str, Any]:
     priors = getattr(model, "priors", None)
     return {"radii_steps": [prior.radius_steps.tolist() for prior in priors]} if priors else {}
-
-
-def _needs_layout(model: nn.Module) -> bool:
-    return bool(getattr(model, "priors", None))
 
 
 def _width_of_features(cohort: Cohort) -> int:

@@ -11,11 +11,17 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from psamil.cohort import Sample
+from psamil.cohort import Cohort, Sample
 from psamil.training.batches import BatchLoader
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
+
+
+def loader_for(model: nn.Module, cohort: Cohort, in_dim: int, device: torch.device | None = None) -> BatchLoader:
+    """Loads samples as the model wants them; a layout is prepared for models with learned radii."""
+    needs_layout = bool(getattr(model, "priors", None))
+    return BatchLoader(cohort, device or torch.device("cpu"), in_dim, needs_layout=needs_layout)
 
 
 @torch.no_grad()
@@ -28,4 +34,4 @@ def predict_logits(
     for batch in loader.batches([sample] for sample in samples):
         with fabric.autocast() if fabric is not None else contextlib.nullcontext():
             rows.append(model(batch).logits[0].double().cpu().numpy())
-    return np.stack(rows)
+    return np.stack(rows) if rows else np.empty((0, 0))

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from psamil.errors import OptionError, one_of
+from psamil.training.tasks import TaskOptions
 
 OPTIMIZERS = ("adam", "adamw")
-BALANCE = ("weights", "sampling", "none")
 
 
 @dataclass(frozen=True)
@@ -19,8 +19,8 @@ class TrainingSettings:
     """Name of the model, one of ``psamil.list_models()``."""
     model_options: dict[str, Any] = field(default_factory=dict)
     """Options of the model, for instance ``{"decay": "cauchy", "heads": 4}``."""
-    task_options: dict[str, Any] = field(default_factory=dict)
-    """Options of the task, for instance ``{"bins": 4}`` for survival."""
+    task: TaskOptions = field(default_factory=TaskOptions)
+    """How the outcome becomes a loss."""
     epochs: int = 15
     """Number of times that every training sample is seen, at most."""
     batch_samples: int = 8
@@ -45,8 +45,6 @@ class TrainingSettings:
     """Of the weights; radii have none."""
     gradient_clip: float | None = 5.0
     """Largest norm of a gradient."""
-    balance: str = "weights"
-    """Against class imbalance: "weights" in the loss, "sampling", or "none"."""
     patience: int | None = 5
     """Epochs without a better validation score after which training ends; null trains all epochs."""
     seed: int = 0
@@ -59,8 +57,6 @@ class TrainingSettings:
     def __post_init__(self) -> None:
         if self.optimizer not in OPTIMIZERS:
             raise one_of("optimizer", self.optimizer, OPTIMIZERS)
-        if self.balance not in BALANCE:
-            raise one_of("balance", self.balance, BALANCE)
         for name in ("epochs", "batch_samples", "samples_per_pass", "max_tiles", "patience"):
             value = getattr(self, name)
             if value is not None and value < 1:

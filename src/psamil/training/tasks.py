@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar, TypeAlias
 
@@ -171,10 +170,6 @@ def untrainable(column: str, cause: str) -> DataError:
     return DataError(
         f"column {column!r}", cause, "use a stratified split, fewer folds or more samples, or leave it out"
     )
-
-
-def quoted(names: Iterable[str]) -> str:
-    return ", ".join(repr(name) for name in names)
 
 
 def _kinds() -> tuple[type[Task], ...]:

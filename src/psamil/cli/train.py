@@ -1,0 +1,142 @@
+"""``psamil train``: cross-validation of a model on a cohort, in a run directory that can be gone on with."""
+
+from __future__ import annotations
+
+import time as clock
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from psamil.cohort import BagCache, Cohort, k_fold, read_splits
+from psamil.cohort.split_files import fit_to_cohort
+from psamil.evaluation.experiment import cross_validate
+from psamil.training.settings import TrainingSettings
+
+
+def train(
+    features: Path,
+    labels: Path,
+    out: Path,
+    *,
+    target: str | list[str] | None = None,
+    kind: str = "auto",
+    classes: list[str] | None = None,
+    time: str | None = None,
+    event: str | None = None,
+    censorship: str | None = None,
+    unit: str = "slide",
+    slide_table: Path | None = None,
+    slide_column: str | None = None,
+    patient_column: str | None = None,
+    site_column: str | None = None,
+    folds: int = 5,
+    val: float = 0.2,
+    repeats: int = 1,
+    split_seed: int = 0,
+    by_site: bool = False,
+    splits: Path | None = None,
+    fold: int | None = None,
+    seeds: int = 1,
+    training: TrainingSettings = TrainingSettings(),  # noqa: B008 (frozen)
+    um_per_step: float | None = None,
+    non_finite: str = "error",
+    positions: str = "file",
+    damaged: str = "set aside",
+    cache: Path | None = None,
+) -> int:
+    """Trains a model by cross-validation, and goes on where an earlier run in the same folder was stopped.
+
+    Example: psamil train features labels.csv run --target subtype --training.epochs 20
+
+    Args:
+        features: folder of features of any known format.
+        labels: table of labels: CSV, TSV, XLSX or Parquet.
+        out: the run directory; one that exists is gone on with.
+        target: column of classes or numbers; several are yes/no labels. By default one called label, category or value.
+        kind: of a target: "classification" or "regression", where there is a doubt.
+        classes: their order; of two, the second is the positive one. Samples of other classes are left out.
+        time: column of survival times, instead of a target.
+        event: column where 1 means that the event was seen.
+        censorship: column where 1 means censored.
+        unit: what is predicted: "slide" or "patient".
+        slide_table: second table that says which slides a patient has.
+        slide_column: column of slide names, where its name does not tell.
+        patient_column: column of patients, where its name does not tell.
+        site_column: column of hospitals, where its name does not tell.
+        folds: number of folds.
+        val: share of the patients outside of the test part that choose the epoch.
+        repeats: how often everything is split anew.
+        split_seed: of the splits.
+        by_site: all patients of a site stay in one part.
+        splits: file or folder of splits (ours, CLAM, STAMP, SurvPath, Patho-Bench) instead of new ones.
+        fold: work on this fold alone, for instance in a job array.
+        seeds: trainings per fold, whose predictions are averaged.
+        training: settings of the model and its training.
+        um_per_step: gives physical positions: one step is this many micrometres.
+        non_finite: what to do with tiles that have NaN or infinite features: "error", "drop" or "zero".
+        positions: "file", or "row order" for files without coordinates.
+        damaged: slides that cannot be read: "set aside" or "refuse".
+        cache: folder of the cache; by default in the user's cache folder.
+    """
+    console = Console(stderr=True, highlight=False)
+    reading: dict[str, Any] = {"um_per_step": um_per_step, "non_finite": non_finite, "positions": positions}
+    cohort = Cohort.open(
+        features,
+        labels,
+        target=target,
+        kind=kind,
+        classes=classes,
+        time=time,
+        event=event,
+        censorship=censorship,
+        unit=unit,
+        slide_table=slide_table,
+        slide_column=slide_column,
+        patient_column=patient_column,
+        site_column=site_column,
+        cache=BagCache(cache, **reading),
+    )
+    with console.status("reading every slide once"):
+        cohort = cohort.checked(damaged)
+    console.print(str(cohort), markup=False)
+    if splits is None:
+        chosen = k_fold(cohort, folds, val=val, repeats=repeats, seed=split_seed, by_site=by_site)
+    else:
+        fitted = fit_to_cohort(read_splits(splits), cohort)
+        chosen = fitted.splits
+        console.print(f"{len(fitted.unknown)} names of the splits are unknown, {len(fitted.unused)} samples unused")
+    report = _Reporter(console, training.epochs)
+    summary = cross_validate(cohort, chosen, training, out, seeds=seeds, fold=fold, report=report)
+    _tell(summary, out, Console(highlight=False))
+    return 0
+
+
+class _Reporter:
+    """One line per epoch: loss, validation score, radii, seconds."""
+
+    def __init__(self, console: Console, epochs: int) -> None:
+        self.console, self.epochs, self.since = console, epochs, clock.monotonic()
+
+    def __call__(self, job: str, record: dict[str, Any]) -> None:
+        now = clock.monotonic()
+        scores = [f"{name} {value:.3f}" for name, value in record.items() if name.startswith("validation")]
+        radii = ["K " + " / ".join(" ".join(f"{k:.1f}" for k in layer) for layer in record.get("radii_steps", []))]
+        words = [f"{job}  epoch {record['epoch'] + 1}/{self.epochs}", f"loss {record['loss']:.4f}", *scores]
+        words += [*(radii if "radii_steps" in record else []), f"{now - self.since:.1f} s"]
+        self.console.print("  ".join(words), markup=False)
+        self.since = now
+
+
+def _tell(summary: dict[str, Any], out: Path, console: Console) -> None:
+    finished = len(summary["finished"])
+    table = Table(title=f"{finished} of {summary['folds']} folds; test part, by patient", title_justify="left")
+    for column in ("metric", "mean", "sd over folds", "95% interval over patients"):
+        table.add_column(column)
+    for name, row in summary["metrics"].items():
+        interval = f"{row['low']:.3f} to {row['high']:.3f}" if row.get("low") is not None else ""
+        numbers = ["-" if row[key] is None else f"{row[key]:.3f}" for key in ("mean", "sd")]
+        table.add_row(name, *numbers, interval)
+    console.print(table)
+    console.print(f"run directory: {out}", markup=False)
