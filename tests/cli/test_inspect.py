@@ -78,8 +78,97 @@ def test_a_mixed_folder(capsys, copy):
     assert "slide slide_00002: has NaN or infinite features" in told
     assert "slide slide_00003: 100% of the tiles" in told
     assert "neighbour at 512" in told
-    assert "1 slides of the table have no bag" in told
-    assert "Usable: 6 slides, 1 files set aside; read the notes." in told
+    assert "1 slides of the table are left out, since their file was set aside: 'slide_00000'" in told
+    assert "meant?" not in told
+    assert "Usable: 4 of 7 slides, 1 files set aside; read the notes and what is said about the labels." in told
+    assert f"cohort = psamil.Cohort.open('{copy}', '{copy / 'labels.csv'}').checked()" in told
+
+
+def test_what_does_not_match_prevents_ready(capsys, copy):
+    labels = (copy / "labels.csv").read_text()
+    header, *rows = labels.splitlines()
+    table = copy / "other.csv"
+    table.write_text("\n".join([header, *rows[:-1]]))
+    code, told, _ = run(capsys, copy, "--labels", table, "--picture", "null")
+    assert code == 0
+    assert "1 bags have no label: 'slide_00007'" in told
+    assert "Usable: 7 slides; read the notes and what is said about the labels." in told
+    table.write_text("\n".join([header, *rows, rows[0].replace("_00000", "_zz")]))
+    assert "Usable: 8 slides; read" in run(capsys, copy, "--labels", table, "--picture", "null")[1]
+    table.write_text(labels.replace("negative", "", 1))
+    assert "Usable: 7 slides; read" in run(capsys, copy, "--labels", table, "--picture", "null")[1]
+
+
+def test_json_lists_all_names_and_counts_numbers(capsys, cohort, tmp_path):
+    names = [f"zz{i}" for i in range(40)]
+    table = tmp_path / "labels.csv"
+    rows = [f"slide_0000{i},p{i},{'ab'[i % 2]}" for i in range(5)] + [f"{name},{name},a" for name in names]
+    table.write_text("\n".join(["slide_id,case_id,label", *rows]))
+    told = json.loads(run(capsys, cohort, "--labels", table, "--picture", "null", "--json")[1])
+    assert told["verdict"] == "usable"
+    assert told["labels"]["without_bag"] == names
+    assert told["labels"]["without_label"] == [f"slide_0000{i}" for i in (5, 6, 7)]
+    assert told["labels"]["counts"] == {"a": 3, "b": 2}
+    assert told["loadable"] == [f"slide_0000{i}" for i in range(5)]
+    survival = ("--labels", cohort / "labels.csv", "--time", "survival_months", "--censorship", "censorship")
+    told = json.loads(run(capsys, cohort, *survival, "--picture", "null", "--json")[1])
+    assert told["verdict"] == "ready"
+    counts = told["labels"]["counts"]
+    assert counts.keys() == {"events", "censored"}
+    assert sum(counts.values()) == 8
+
+
+def test_the_verdict_counts_what_can_be_loaded(capsys, copy):
+    for path in features(copy)[:5]:
+        with h5py.File(path, "r+") as file:
+            file["features"][3] = np.nan
+    code, told, _ = run(capsys, copy, "--picture", "null")
+    assert code == 0
+    assert "Usable: 3 of 8 slides; read the notes." in told
+    for path in features(copy)[5:]:
+        with h5py.File(path, "r+") as file:
+            file["features"][3] = np.inf
+    code, told, _ = run(capsys, copy, "--picture", "null", "--labels", copy / "labels.csv")
+    assert code == 1
+    assert "Not usable: 0 of 8 slides." in told
+
+
+def test_features_of_two_encoders_are_a_choice(capsys, copy):
+    one = copy / "20x_256px_0px_overlap" / "features_simulated"
+    two = shutil.copytree(one, one.with_name("features_other"))
+    options = ("--labels", copy / "labels.csv", "--target", "label", "--picture", "null")
+    code, told, error = run(capsys, copy, *options)
+    assert (code, error) == (1, "")
+    assert "8 slides occur more than once" in told
+    assert "Not usable" in told
+    command = "psamil inspect {} --labels {} --target label"
+    commands = [command.format(folder, copy / "labels.csv") for folder in (two, one)]
+    assert f"Next: {commands[0]}\nor: {commands[1]}\n" in told
+    code, told, _ = run(capsys, copy, *options, "--json")
+    told = json.loads(told)
+    assert (code, told["verdict"]) == (1, "unusable")
+    assert told["choices"] == [{"path": str(folder), "slides": 8} for folder in (two, one)]
+    assert told["next"] == commands
+
+
+def test_slides_twice_in_one_folder(capsys, tmp_path):
+    for name in ("a.npz", "a.svs.npz"):
+        np.savez(tmp_path / name, features=np.ones((4, 2), np.float32), coords=np.eye(4)[:, :2] * 256, unit="px0")
+    code, told, _ = run(capsys, tmp_path, "--picture", "null", "--json")
+    told = json.loads(told)
+    assert (code, told["verdict"], told["choices"]) == (1, "unusable", [])
+    assert "rename one of the files" in told["error"]
+
+
+def test_columns_of_other_names_are_noted(capsys, tmp_path):
+    places = np.random.default_rng(0).uniform(0, 1000, (30, 2))
+    for name, columns in (("a", "CD3,CD8"), ("b", "CD8,CD3"), ("c", "CD3,CD8")):
+        lines = [f"x,y,{columns}", *(f"{x},{y},1.5,2.5" for x, y in places)]
+        (tmp_path / f"{name}.csv").write_text("\n".join(lines))
+    code, told, _ = run(capsys, tmp_path, "--picture", "null")
+    assert code == 0
+    assert "slide b: columns of features are not named as in slides a, c: column 1 is 'CD8', there 'CD3'" in told
+    assert "Usable: 2 of 3 slides" in told
 
 
 def test_a_broken_folder(capsys, copy):
@@ -105,6 +194,24 @@ def test_survival(capsys, cohort):
     code, told, _ = run(capsys, cohort, *labels, "--picture", "null")
     assert code == 0
     assert "events" in told
+
+
+def test_options_of_the_outcome(capsys, cohort, tmp_path):
+    """What the errors advise can be done."""
+    grades = tmp_path / "grades.csv"
+    header = "slide_id,case_id,grade,kras,tp53\n"
+    grades.write_text(header + "".join(f"slide_0000{i},p{i},{10 + i % 3},{i % 2},{i % 4 // 2}\n" for i in range(8)))
+
+    def outcome(*options):
+        told = run(capsys, cohort, "--labels", grades, "--picture", "null", "--json", *options)[1]
+        return json.loads(told)["labels"]
+
+    assert outcome("--target", "grade")["counts"] == {"10": 3, "11": 3, "12": 2}
+    assert outcome("--target", "grade", "--kind", "regression")["kind"] == "regression"
+    chosen = outcome("--classes", "12", "10", "--target", "grade")
+    assert (chosen["kind"], chosen["counts"]) == ("binary", {"12": 2, "10": 3})
+    assert outcome("--target", "kras", "tp53")["kind"] == "multilabel"
+    assert outcome("--target=kras", "--classes=1", "--picture", "null") is None  # one class is too few
 
 
 def test_json_for_machines(capsys, copy):

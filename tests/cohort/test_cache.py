@@ -1,3 +1,4 @@
+import errno
 import multiprocessing
 import os
 import shutil
@@ -16,6 +17,7 @@ from psamil.cohort import cache as cache_module
 from psamil.cohort.cache import BagCache, companions, default_folder, sample_tiles
 from psamil.cohort.simulation import write_trident_bag
 from psamil.errors import DataError, OptionError
+from psamil.files import unwritable
 from psamil.readers import find_bags, open_bag
 
 N, DIM = 300, 16
@@ -200,10 +202,50 @@ def test_a_read_only_cache_that_is_complete_can_be_used(slide, cache, monkeypatc
     assert_same(BagCache(cache.folder).load(slide), open_bag(slide))
 
 
-def test_a_cache_that_cannot_be_written(tmp_path, slide):
-    (tmp_path / "file").touch()
-    with pytest.raises(DataError, match="cannot be written"):
-        BagCache(tmp_path / "file").load(slide)
+@pytest.mark.parametrize("place", ["", "entries", "sources"])
+def test_a_file_where_a_folder_of_the_cache_should_be(tmp_path, place):
+    (tmp_path / "cache" / place).parent.mkdir(exist_ok=True)
+    (tmp_path / "cache" / place).touch()
+    with pytest.raises(DataError, match=r"is a file where the cache .* needs a folder; move it elsewhere"):
+        BagCache(tmp_path / "cache")
+
+
+def test_a_cache_that_cannot_be_written_is_done_without(tmp_path, cache):
+    job = tmp_path / "job"
+    slides = [write_trident_bag(job, "test", f"slide_{i}", features(i), lattice()) for i in range(3)]
+    cache.load(slides[0])
+    (there,) = entries(cache)
+    for name in (f"{i:02x}" for i in range(256)):
+        if name != there.parent.name:
+            (cache.folder / "entries" / name).touch()
+    with pytest.warns(UserWarning, match=r"cannot be written.*; until then, bags are read from their files") as told:
+        loaded = [cache.load(slide) for slide in (*slides, *slides)]
+    assert len(told) == 1
+    for bag, slide in zip(loaded, (*slides, *slides), strict=True):
+        assert_same(bag, open_bag(slide))
+    assert len(entries(cache)) == 1
+
+
+def test_a_full_disk(slide, cache, monkeypatch):
+    def full(path):
+        raise unwritable(path, OSError(errno.ENOSPC, "No space left on device"))
+
+    monkeypatch.setattr(cache_module, "write_json", lambda path, value: full(path))
+    monkeypatch.setattr(cache_module, "atomic_write", full)
+    with pytest.warns(UserWarning, match="the disk is full") as told:
+        bags = [cache.load(slide), cache.load(slide)]
+    assert len(told) == 1
+    for bag in bags:
+        assert_same(bag, open_bag(slide))
+
+
+def test_a_source_that_cannot_be_read_is_named(slide, cache, monkeypatch):
+    def forbidden(path):
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(cache_module, "content_hash", forbidden)
+    with pytest.raises(DataError, match=r"slide_1\.h5: cannot be read: Permission denied"):
+        cache.load(slide)
 
 
 def test_size_and_clear(tmp_path, slide, cache):

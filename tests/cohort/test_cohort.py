@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from pathlib import Path
@@ -12,12 +13,14 @@ import pytest
 import torch
 
 from psamil.bag import Bag
-from psamil.cohort import Cohort, Survival, k_fold, splits_from_columns
+from psamil.cohort import BagCache, Cohort, Survival, k_fold, splits_from_columns
+from psamil.cohort import cache as cache_module
 from psamil.cohort.cohort import join_slides
 from psamil.errors import DataError, OptionError
+from psamil.files import unwritable
 from psamil.readers import BagRef, Found
 
-SHARED = Path(__file__).parents[3] / "shared" / "data"
+DATA = Path(os.environ.get("PSAMIL_DATA", Path(__file__).parents[3] / "shared" / "data"))  # not in the repository
 TILES = np.stack(np.meshgrid(np.arange(4), np.arange(3)), -1).reshape(-1, 2) * 256
 
 
@@ -174,6 +177,60 @@ def test_features_of_another_width_are_set_aside(features: Path) -> None:
         Cohort.open(features, LABELS).checked()
 
 
+def test_slides_of_different_precision_are_kept_and_loaded_in_the_widest(features: Path) -> None:
+    write_bag(features, "a2", features=np.ones((12, 8), np.float16))
+    cohort = Cohort.open(features, LABELS, unit="patient")
+    assert cohort.load(cohort.samples[0]).features.dtype == torch.float32  # of a float32 and a float16 slide
+    write_bag(features, "b1", features=np.ones((12, 8), np.float16))
+    cohort = Cohort.open(features, LABELS, unit="patient")
+    good = cohort.checked()
+    assert good.ids == cohort.ids
+    assert {good.load(sample).features.dtype for sample in good.samples} == {torch.float32}
+    assert "Features are float16 and float32; all are loaded as float32" in str(good)
+    slides = Cohort.open(features, LABELS).select(["a1", "c1"])
+    assert slides.checked() is slides
+
+
+def write_cells(folder: Path, name: str, columns: list[str]) -> None:
+    folder.mkdir(exist_ok=True)
+    xy = np.random.default_rng(0).uniform(0, 1000, (30, 2))
+    values = {column: np.full(30, float(column[2:])) for column in columns}
+    pd.DataFrame({"x": xy[:, 0], "y": xy[:, 1], **values}).to_csv(folder / f"{name}.csv", index=False)
+
+
+def test_columns_of_other_names_are_not_joined_by_position(tmp_path: Path) -> None:
+    for name in ("a1", "b1", "c1"):
+        write_cells(tmp_path / "cells", name, ["CD3", "CD8"])
+    write_cells(tmp_path / "cells", "a2", ["CD8", "CD3"])
+    cohort = Cohort.open(tmp_path / "cells", LABELS, unit="patient")
+    with pytest.raises(DataError, match=r"a2\.csv: features are named otherwise.*column 1 is 'CD8', there 'CD3'"):
+        cohort.load(cohort.samples[0])
+    good = cohort.checked()
+    assert [entry.path.name for entry in good.set_aside] == ["a2.csv"]
+    assert good.load(good.samples[0]).slide_ids == ("a1",)
+    write_cells(tmp_path / "cells", "b1", ["CD8", "CD3"])
+    with pytest.raises(DataError, match="not named alike"):
+        Cohort.open(tmp_path / "cells", LABELS).checked()
+
+
+def test_a_cache_that_is_full_removes_no_slide(features: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args: object) -> None:
+        raise unwritable(tmp_path / "entry.bag", OSError(errno.ENOSPC, "No space left on device"))
+
+    monkeypatch.setattr(cache_module, "write_entry", full)
+    cohort = Cohort.open(features, LABELS, cache=BagCache(tmp_path / "cache"))
+    with pytest.warns(UserWarning, match="the disk is full.*read from their files") as told:
+        good = cohort.checked()
+    assert len(told) == 1
+    assert good is cohort
+
+
+def test_slides_that_were_set_aside_are_not_called_missing(features: Path) -> None:
+    (features / "e1.npz").write_bytes(b"PK damaged")
+    report = Cohort.open(features, LABELS).report
+    assert (report.set_aside, report.without_bag) == (("e1.svs",), ())
+
+
 def test_non_finite_features_by_policy(features: Path) -> None:
     features_with_nan = np.ones((12, 8), np.float32)
     features_with_nan[3, 2] = np.nan
@@ -242,9 +299,9 @@ def test_odd_names_stay_what_they_are(tmp_path: Path) -> None:
 
 def open_tcga(**options: object) -> Cohort:
     """The table of the TCGA slides, with bags that are named and never opened."""
-    path = SHARED / "tcga_hipt4k" / "slides.csv.gz"
+    path = DATA / "tcga_hipt4k" / "slides.csv.gz"
     if not path.exists():
-        pytest.skip(f"{path} is not here")
+        pytest.skip(f"{path} is not here; PSAMIL_DATA names the data folder")
     names = pd.read_csv(path, usecols=["slide"])["slide"]
     bags = tuple(sorted(BagRef(name, Path(f"{name}.pt"), "clam") for name in names))
     return Cohort.open(Found(bags), path, **options)  # type: ignore[arg-type]
@@ -266,7 +323,7 @@ def test_tcga_subtypes_on_the_published_folds() -> None:
 
 def test_tcga_survival_by_patient() -> None:
     cohort = open_tcga(time="survival_months", censorship="censorship", unit="patient")
-    table = pd.read_csv(SHARED / "tcga_hipt4k" / "slides.csv.gz").dropna(subset=["survival_months", "censorship"])
+    table = pd.read_csv(DATA / "tcga_hipt4k" / "slides.csv.gz").dropna(subset=["survival_months", "censorship"])
     table = table.groupby("patient").first()
     events = int((table["censorship"] == 0).sum())
     assert cohort.outcome.describe() == f"events {events} / censored {len(table) - events}"

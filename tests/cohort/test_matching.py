@@ -91,6 +91,29 @@ def test_patients_inside_tcga_barcodes_stay_together() -> None:
     assert report.without_slide == ("TCGA-09-9999",)
 
 
+def test_barcodes_count_though_other_slides_have_none() -> None:
+    names = ["TCGA-05-4250-01Z-00-DX1.90F6", "tcga-05-4250-01z-00-dx2.11aa", "CPTAC-1", "CPTAC-2"]
+    labels = table(slide_id=names, label=[0, 0, 1, 1])
+    assert matched(labels, bags(*names))[0] == dict(
+        zip(names, ["TCGA-05-4250", "TCGA-05-4250", "CPTAC-1", "CPTAC-2"], strict=True)
+    )
+    note = link_rows(labels, bags(*names))[1].notes[0]
+    assert "TCGA barcodes for 2 slides, and each of the 2 others counts as a patient" in note
+    by_patient = table(case_id=["tcga-05-4250"], msi=["MSI"])
+    assert matched(by_patient, bags(*names))[0] == dict.fromkeys(names[:2], "tcga-05-4250")
+
+
+def test_patients_who_differ_only_in_capitals_are_refused() -> None:
+    alike = table(slide_id=["a", "b", "c"], case_id=["TCGA-05-4250", "tcga-05-4250", "x"])
+    cause = "differ only in capitals: 'TCGA-05-4250' and 'tcga-05-4250'; write each in one way"
+    with pytest.raises(DataError, match=cause):
+        matched(alike, bags("a", "b", "c"))
+    with pytest.raises(DataError, match=cause):
+        matched(table(case_id=["TCGA-05-4250", "tcga-05-4250"], y=[0, 1]), bags("a"))
+    with pytest.raises(DataError, match=cause):
+        matched(table(case_id=["TCGA-05-4250", "x"], y=[0, 1]), bags("a", "b"), slide_table=alike)
+
+
 def test_bags_named_after_patients() -> None:
     found, report = matched(table(patient=["007", "8"], label=["a", "b"]), bags("007", "8", "9"))
     assert found == {"007": "007", "8": "8"}
@@ -105,6 +128,20 @@ def test_what_does_not_match_is_listed_from_both_sides_with_near_misses() -> Non
     assert dict(report.near_misses) == {"slide_01": "slide-1", "TCGA-AA-0001": "TCGA-AA-0001.90f6"}
     assert "3 slides of the table have no bag: 'slide_01'" in str(report)
     assert "3 bags have no label" in str(report)
+
+
+def test_slides_whose_files_were_set_aside_are_told_apart_from_missing_ones() -> None:
+    labels = table(slide_id=["slide_0.svs", "slide_1", "slide_2"], label=[0, 1, 0])
+    links, _ = link_rows(labels, bags("slide_1", "slide_02"), set_aside={"slide_0"})
+    _, report = match_bags(links, bags("slide_1", "slide_02"), {"slide_0"})
+    assert (report.set_aside, report.without_bag) == (("slide_0.svs",), ("slide_2",))
+    assert report.near_misses == (("slide_2", "slide_02"),)
+    assert "1 slides of the table are left out, since their file was set aside: 'slide_0.svs'" in str(report)
+    assert not report.is_complete
+    by_patient = table(patient=["p", "q"], label=[0, 1])
+    links, linked = link_rows(by_patient, bags("q"), set_aside={"p"})
+    assert linked.without_slide == ()
+    assert match_bags(links, bags("q"), {"p"})[1].set_aside == ("p",)
 
 
 def test_other_capitals_match_where_there_is_no_doubt() -> None:

@@ -44,7 +44,8 @@ def test_order_and_choice_of_classes() -> None:
 
 
 def test_numbered_classes_in_numerical_order_without_decimals() -> None:
-    outcome, _ = read_outcome(table(stage=["10.0", "2.0", None, "1.0"]), OutcomeColumns("stage"))
+    stages = ["10.0", "2.0", None, "1.0", "10.0", "2.0"]
+    outcome, _ = read_outcome(table(stage=stages), OutcomeColumns("stage"))
     assert (outcome.kind, outcome.classes) == ("multiclass", ("1", "2", "10"))
 
 
@@ -67,6 +68,33 @@ def test_numbers_are_regression_where_there_is_no_doubt() -> None:
     assert len(read_outcome(ages, OutcomeColumns("age", kind="classification"))[0].classes) == 20
 
 
+def test_numbers_with_a_decimal_comma_are_not_classes() -> None:
+    data = table(value=["0,5", "1,25", "2", "-,5"])
+    with pytest.raises(DataError, match=r"'-,5', '0,5', '1,25': numbers with a decimal comma.*with a point"):
+        read_outcome(data, OutcomeColumns("value"))
+    with pytest.raises(DataError, match=r"'0,5'.*not a number; write numbers with a point"):
+        read_outcome(data, OutcomeColumns("value", kind="regression"))
+    pairs = table(value=["0,5", "1,2", "0,5", "1,2"])  # can be classes, if somebody says so
+    assert read_outcome(pairs, OutcomeColumns("value", kind="classification"))[0].kind == "binary"
+
+
+def test_names_are_not_classes() -> None:
+    data = table(remark=["a", "b", "c", "d", "d"])
+    with pytest.raises(DataError, match=r"3 of the 4 classes of column 'remark' have one sample.*say kind="):
+        read_outcome(data, OutcomeColumns("remark"))
+    assert len(read_outcome(data, OutcomeColumns("remark", kind="classification"))[0].classes) == 4
+    assert len(read_outcome(data, OutcomeColumns("remark", classes=("a", "b", "c")))[0].classes) == 3
+    assert read_outcome(table(remark=["a", "b"]), OutcomeColumns("remark"))[0].kind == "binary"
+
+
+def test_counts() -> None:
+    labels = Classification("c", ("x", "y", "z"), np.array([2, 0, 2]))
+    assert labels.counts() == {"x": 1, "y": 0, "z": 2}
+    assert MultiLabel(("k", "t"), np.array([[1, 0], [1, 1]])).counts() == {"k": 2, "t": 1}
+    assert Survival("t", "e", np.ones(3), np.array([True, False, False])).counts() == {"events": 1, "censored": 2}
+    assert Regression("r", np.ones(3)).counts() == {}
+
+
 def test_several_labels() -> None:
     data = table(kras=[1, 0, None, 1], tp53=["yes", "no", "yes", "no"])
     outcome, present = read_outcome(data, OutcomeColumns(("kras", "tp53")))
@@ -82,16 +110,42 @@ def test_the_target_is_not_guessed() -> None:
         read_outcome(table(slide_id=["a"], subtype=["x"]), OutcomeColumns())
 
 
-@pytest.mark.parametrize("column", ["event", "OS_event", "event_dss", "OSEvent"])
+@pytest.mark.parametrize("column", ["event", "OS_event", "event_dss", "OSEvent", "event_observed", "PFS event status"])
 def test_event_by_column_name(column: str) -> None:
     outcome = survival({column: [1, 0, 1, 0]})
     assert outcome.events.tolist() == [True, False, True, False]
     assert outcome.describe() == "events 2 / censored 2"
 
 
-@pytest.mark.parametrize("column", ["censorship", "censorship_dss", "Censored"])
+@pytest.mark.parametrize("column", ["censorship", "censorship_dss", "Censored", "is_censored"])
 def test_censorship_by_column_name(column: str) -> None:
     assert survival({column: [1, 0, 0, 0]}).events.tolist() == [False, True, True, True]
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        *("event_free", "EventFree", "no_event", "not_censored", "event_free_survival", "censor_free", "!event"),
+        *("adverse_events", "time_to_event", "event_or_censored", "event (1 = none)", "1-event", "death_censored"),
+        *("non-event", "survival_event", "is_uncensored"),
+    ],
+)
+def test_names_that_only_contain_the_word_are_refused(column: str) -> None:
+    with pytest.raises(DataError, match=r"By name it could be none.*give event .1 = event seen. or censorship"):
+        survival({column: [1, 0, 0, 0]})
+    assert survival({column: [1, 0, 0, 0], "event": [0, 1, 1, 1]}).event_column == "event"
+
+
+@pytest.mark.parametrize("column", ["not_censored", "event_free"])
+def test_the_meaning_of_a_negation_can_be_said(column: str) -> None:
+    assert survival({column: [1, 0, 0, 0]}, event=column).events.sum() == 1
+    assert survival({column: [1, 0, 0, 0]}, censorship=column).events.sum() == 3
+
+
+def test_the_column_of_times_is_not_the_event() -> None:
+    data = table(event_status=[1, 0, 1, 0], vital_status=["Dead", "Alive", "Dead", "Alive"])
+    with pytest.raises(DataError, match="which column"):
+        read_outcome(data, OutcomeColumns(time="event_status"))
 
 
 def test_polarity_by_option() -> None:
@@ -112,6 +166,7 @@ def test_words_keep_their_meaning_under_either_option() -> None:
         ({"event": [1, 0, 1, 0], "censorship": [0, 1, 0, 1]}, {}, "'event', 'censorship'"),
         ({"censorship": [1, 0, 1, 0]}, {"event": "censorship"}, "1 means censored.*give censorship='censorship'"),
         ({"censorship_pfi": [1, 0, 1, 0]}, {"event": "censorship_pfi"}, "1 means censored"),
+        ({"my_censored": [1, 0, 1, 0]}, {"event": "my_censored"}, "1 means censored"),
         ({"OS_event": [1, 0, 1, 0], "fold_0": ["train"] * 4}, {"censorship": "OS_event"}, "Patho-Bench"),
         ({"event": [1, 0, 1, 0], "PATIENT": list("abcd")}, {"censorship": "event"}, "STAMP"),
         ({"event": [1, 0, 1, 0], "patient_id": list("abcd"), "cohort": list("abcd")}, {}, "PSA-MIL"),

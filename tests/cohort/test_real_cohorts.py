@@ -1,5 +1,6 @@
 """Real cohorts, from their files to bags with labels. They are not part of the repository: absent, the tests skip."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,8 +11,8 @@ import pytest
 from psamil.cohort import Cohort, k_fold, splits_from_columns
 
 ROOT = Path(__file__).parents[2]
-DATA = ROOT.parent / "shared" / "data"
-pytestmark = pytest.mark.skipif(not DATA.is_dir(), reason="../shared/data is absent")
+DATA = Path(os.environ.get("PSAMIL_DATA", ROOT.parent / "shared" / "data"))
+pytestmark = pytest.mark.skipif(not DATA.is_dir(), reason="no data folder; PSAMIL_DATA names it")
 
 
 def convert(script, *args):

@@ -19,7 +19,11 @@ def cohort_of(slides: dict[str, str], unit: str = "slide") -> Cohort:
     labels = pd.DataFrame({"slide_id": list(slides), "patient": list(slides.values())})
     labels["label"] = [patient[-1] for patient in labels["patient"]]
     return Cohort.open(
-        Found(tuple(BagRef(name, Path(name), "clam") for name in slides)), labels, unit=unit, target="label"
+        Found(tuple(BagRef(name, Path(name), "clam") for name in slides)),
+        labels,
+        unit=unit,
+        target="label",
+        kind="classification",
     )
 
 

@@ -13,6 +13,7 @@ from psamil.readers import find_bags, open_bag
 from psamil.readers.hdf5 import CheckedH5
 from tests.readers.layouts import (
     FEATURES,
+    STAMP_ATTRIBUTES,
     N,
     corners,
     write_clam,
@@ -106,8 +107,93 @@ def test_flipped_bytes(healthy):
         named += bag is None
         if bag is not None:
             assert bag.features.shape == good.features.shape
-            assert is_payload[place] or (bag.xy == good.xy).all(), place
+            assert bag.step.unit == good.step.unit
+            assert is_payload[place] or ((bag.features == good.features).all() and (bag.xy == good.xy).all()), place
     assert named > 10
+
+
+@pytest.mark.parametrize("name", ["features", "coords"])
+@pytest.mark.parametrize("format", ["trident", "clam", "stamp"])
+def test_wrong_address(tmp_path, format, name):
+    """Every other value of the lower bytes of the address of an array, or of its first and last chunk."""
+    path = WRITERS[format](tmp_path)
+    good, content, is_payload = open_bag(path), path.read_bytes(), payload(path)
+    with h5py.File(path) as file:
+        dataset = file["feats" if format == "stamp" and name == "features" else name]
+        ends = [0, dataset.id.get_num_chunks() - 1] if dataset.chunks else []
+        starts = [dataset.id.get_chunk_info(i).byte_offset for i in ends] or [dataset.id.get_offset()]
+    flipped = path.with_name("flipped.h5")
+    for start in starts:
+        place = next(at for at in range(len(content)) if content[at : at + 8] == start.to_bytes(8, "little"))
+        assert not is_payload[place]
+        for byte, flip in [(0, 8), (0, 64), (1, 1), *((1, flip) for flip in range(2, 256, 9)), (2, 1)]:
+            damaged = bytearray(content)
+            damaged[place + byte] ^= flip
+            flipped.write_bytes(damaged)
+            bag = read_or_named(flipped)
+            assert bag is None or ((bag.features == good.features).all() and (bag.xy == good.xy).all()), (byte, flip)
+
+
+def test_array_moved_into_a_gap(tmp_path):
+    """A little forwards, where nothing is: what it leaves behind tells."""
+    path = write_h5(tmp_path / "slide.h5", {"coords": corners(512), "features": FEATURES})
+    content = path.read_bytes()
+    with h5py.File(path) as file:
+        start = file["features"].id.get_offset()
+    damaged = content.replace(start.to_bytes(8, "little"), (start + 64).to_bytes(8, "little")) + bytes(64)
+    end = len(content).to_bytes(8, "little")
+    path.write_bytes(damaged.replace(end, (len(content) + 64).to_bytes(8, "little")))
+    with h5py.File(path) as file:
+        assert file["features"].shape == FEATURES.shape
+    with pytest.raises(DataError, match=f"something at byte {start} that belongs to nothing"):
+        open_bag(path)
+
+
+def test_two_arrays_in_one_place(tmp_path):
+    path = write_h5(tmp_path / "slide.h5", {"features": FEATURES})
+    with h5py.File(path, "a") as file:
+        file["coords"] = file["features"]
+    refused(path, "overlap")
+
+
+def test_whole_files_with_a_history(tmp_path):
+    """Texts that were replaced, rows that were appended, other arrays, groups."""
+    path = tmp_path / "slide.h5"
+    for rows in range(6, N + 1, 6):
+        with h5py.File(path, "a") as file:
+            for name, values in (("features", FEATURES), ("coords", corners(512))):
+                shape = (None, *values.shape[1:])
+                dataset = file.require_dataset(name, (0, shape[1]), values.dtype, chunks=(6, shape[1]), maxshape=shape)
+                dataset.resize(rows, axis=0)
+                dataset[-6:] = values[rows - 6 : rows]
+                dataset.attrs["note"] = "x" * 300 * rows
+    assert (open_bag(path).features.numpy() == FEATURES).all()
+    with h5py.File(path, "a") as file:
+        file["names"], file["label"] = ["a", "b"], "c"
+        file.create_dataset("later", (10, 10), "f4", chunks=(1, 10))
+        file.create_dataset("packed", data=FEATURES, compression="gzip")
+    assert (open_bag(path).features.numpy() == FEATURES).all()
+    with h5py.File(path, "a") as file:
+        file["group/values"] = np.ones(100)
+    assert (open_bag(path).features.numpy() == FEATURES).all()
+
+
+def test_deleted_array_asks_for_a_new_file(tmp_path):
+    path = write_h5(tmp_path / "slide.h5", {"features": FEATURES.astype("f8"), "coords": corners(512)})
+    with h5py.File(path, "a") as file:
+        del file["features"]
+        file["features"] = FEATURES
+    refused(path, "if an array was deleted on purpose, copy the others")
+
+
+def test_text_that_cannot_be_read_is_not_left_out(tmp_path):
+    """HDF5 keeps many attributes of its newer format in a way that is not followed; one of them may be the unit."""
+    path = tmp_path / "slide.h5"
+    with h5py.File(path, "w", libver="latest") as file:
+        file["feats"], file["coords"] = FEATURES, corners(256, "f4")
+        file.attrs.update(STAMP_ATTRIBUTES | {f"more{i}": i for i in range(5)})
+    with pytest.raises(DataError, match="attributes .*unit.* cannot be read"):
+        open_bag(path)
 
 
 def test_index_that_hdf5_no_longer_finds_chunks_by(tmp_path):
@@ -152,6 +238,12 @@ def test_garbage_and_empty_files(tmp_path):
 def secret(tmp_path):
     """A file outside of the folder of features."""
     return write_h5(tmp_path / "secret.h5", {"features": FEATURES, "coords": corners(512)})
+
+
+def test_files_with_a_foreign_beginning(tmp_path):
+    with h5py.File(tmp_path / "slide.h5", "w", userblock_size=512) as file:
+        file["features"], file["coords"] = FEATURES, corners(512)
+    refused(tmp_path / "slide.h5", "begins with a block that is not HDF5")
 
 
 def refused(path, cause):

@@ -37,6 +37,14 @@ def test_pixels_of_unknown_size(tmp_path):
     assert (bag.step.unit, bag.step_um) == ("px", None)
 
 
+@pytest.mark.parametrize("lost", [{}, {"unit": "ul"}, {"uniu": "um"}], ids=str)
+@pytest.mark.parametrize("about", [STAMP_ATTRIBUTES, {"extractor": "uni", "unit": "um", "tile_size": 256.0}])
+def test_lost_unit_is_not_taken_for_pixels(tmp_path, lost, about):
+    path = write_stamp(tmp_path, about={name: about[name] for name in about if name != "unit"} | lost)
+    with pytest.raises(DataError, match="its coordinates have (no unit|the unit 'ul'), where .* writes 'um'"):
+        open_bag(path)
+
+
 def test_drift_between_supertiles_is_kept(tmp_path):
     """Steps are a little longer than a tile where two large regions meet."""
     coords = corners(256, "f4", origin=(0, 0)) + (corners(1, origin=(0, 0)) // 4 * 0.8)

@@ -1,12 +1,13 @@
 """The command line: every verb is a plain function whose signature is its options.
 
-``--config file.yaml`` gives options by file; those on the command line win. Options may be written with dashes, and a
-yes/no option alone means yes.
+``--config file.yaml`` gives options by file; those on the command line win. Options may be written with dashes, a
+yes/no option alone means yes, and an option of several values takes them one after the other: ``--classes MSS MSI``.
 """
 
 from __future__ import annotations
 
 import inspect as introspection
+import json
 import logging
 import sys
 from collections.abc import Iterator, Sequence
@@ -69,16 +70,25 @@ def _parser() -> Any:
 
 
 def _plain(args: Sequence[str]) -> Iterator[str]:
-    """Options as the parser wants them: underscores, and a value for yes/no options."""
+    """Options as the parser wants them: underscores, a value for yes/no options, JSON for several values."""
     function = VERBS.get(args[0]) if args else None
     parameters = introspection.signature(function).parameters if function else {}
-    for i, arg in enumerate(args):
+    rest = list(args)
+    while rest:
+        arg = rest.pop(0)
         name, equals, value = arg.partition("=")
         if not name.startswith("--"):
             yield arg
             continue
         name = name[2:].replace("-", "_")
         parameter = parameters.get(name)
-        alone = not equals and (i + 1 == len(args) or args[i + 1] not in ("true", "false"))
-        is_yes_or_no = parameter is not None and isinstance(parameter.default, bool)
-        yield f"--{name}=true" if alone and is_yes_or_no else f"--{name}{equals}{value}"
+        alone = not equals and (not rest or rest[0] not in ("true", "false"))
+        if parameter is not None and isinstance(parameter.default, bool) and alone:
+            yield f"--{name}=true"
+        elif parameter is not None and str(parameter.annotation).startswith("list[str]"):
+            values = [value] if equals else []
+            while rest and not equals and not rest[0].startswith("--"):
+                values.append(rest.pop(0))
+            yield f"--{name}={json.dumps(values)}"
+        else:
+            yield f"--{name}{equals}{value}"

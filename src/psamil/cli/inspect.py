@@ -26,7 +26,9 @@ def inspect(
     path: Path,
     *,
     labels: Path | None = None,
-    target: str | None = None,
+    target: list[str] | None = None,
+    kind: str = "auto",
+    classes: list[str] | None = None,
     time: str | None = None,
     event: str | None = None,
     censorship: str | None = None,
@@ -48,7 +50,10 @@ def inspect(
     Args:
         path: folder of features of any known format, or a single file.
         labels: table of labels: CSV, TSV, XLSX or Parquet.
-        target: its column of classes or numbers; by default one called label, category or value.
+        target: its column of classes or numbers; by default one called label, category or value. Several columns are
+            several yes/no labels.
+        kind: of the target: "classification" or "regression"; "auto" decides where there is no doubt.
+        classes: which ones, in which order; of two, the second is the positive one. By default all.
         time: its column of survival times, instead of a target.
         event: its column where 1 means that the event was seen.
         censorship: its column where 1 means censored.
@@ -68,18 +73,22 @@ def inspect(
     """
     console = Console(stderr=True)
     options = {
-        "target": target,
+        "target": target[0] if target and len(target) == 1 else target,
+        "kind": None if kind == "auto" else kind,
+        "classes": classes,
         "time": time,
         "event": event,
         "censorship": censorship,
-        "unit": unit,
+        "unit": None if unit == "slide" else unit,
         "slide_table": slide_table,
         "slide_column": slide_column,
         "patient_column": patient_column,
         "site_column": site_column,
     }
-    if labels is None and any(value is not None for key, value in options.items() if key != "unit"):
-        raise DataError(path, "columns of a label table were named, but no table", "give it with --labels")
+    options = {name: value for name, value in options.items() if value is not None}
+    if labels is None and options:
+        named = ", ".join(f"--{name}" for name in options)
+        raise DataError(path, f"{named} is about a table of labels, but none was given", "give it with --labels")
 
     def progress(refs: tuple[BagRef, ...]) -> Iterator[BagRef]:
         with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
@@ -95,10 +104,13 @@ def inspect(
         progress=progress,
     )
     drawn = _draw(found, picture)
+    asked = {"format": format, "member": member}
+    then = _next(found, labels, options, {name: value for name, value in asked.items() if value is not None})
     if json:
-        print(json_format.dumps(found.to_json() | {"picture": str(drawn) if drawn else None}, indent=1))
+        more = {"picture": str(drawn) if drawn else None, "next": then}
+        print(json_format.dumps(found.to_json() | more, indent=1))
     else:
-        _tell(found, drawn, labels, Console(highlight=False, soft_wrap=True))
+        _tell(found, drawn, labels, then, Console(highlight=False, soft_wrap=True))
     return int(found.verdict == "unusable")
 
 
@@ -113,14 +125,18 @@ def _draw(found: Inspection, picture: Path | None) -> Path | None:
     return picture
 
 
-def _tell(found: Inspection, drawn: Path | None, labels: Path | None, console: Console) -> None:
+def _tell(found: Inspection, drawn: Path | None, labels: Path | None, then: list[str], console: Console) -> None:
     facts = Table.grid(padding=(0, 3))
     facts.add_column(style="bold")
     facts.add_column()
     for name, value in _facts(found):
         facts.add_row(name, Text(value))
     console.print(Text(str(found.path), style="bold underline"))
-    console.print(facts)
+    if found.error:
+        console.print(Text(found.error))
+        _list(console, "Choose one of these folders", (f"{c.path}: {c.slides:,} slides" for c in found.choices))
+    else:
+        console.print(facts)
     _list(console, "Set aside", (f"{entry.path}: {entry.reason}" for entry in found.set_aside))
     _list(console, "Notes", found.notes)
     if found.cohort is not None:
@@ -132,7 +148,8 @@ def _tell(found: Inspection, drawn: Path | None, labels: Path | None, console: C
     if drawn:
         console.print(Text(f"\nPicture of some slides: {drawn}"))
     console.print(Text(f"\n{_verdict(found)}", style="bold"))
-    console.print(Text(f"Next: {_next(found, labels)}"))
+    for command in then[:LISTED]:
+        console.print(Text(f"{'or:' if command != then[0] else 'Next:'} {command}"))
 
 
 def _facts(found: Inspection) -> Iterator[tuple[str, str]]:
@@ -179,22 +196,46 @@ def _list(console: Console, title: str, entries: Iterable[str]) -> None:
 
 
 def _verdict(found: Inspection) -> str:
-    usable = sum(bag.n > 0 for bag in found.bags)
+    if found.error:
+        return "Not usable as it is: slides occur more than once."
+    total, unit = (len(found.bags), "slide") if found.cohort is None else (len(found.cohort), found.cohort.unit)
+    usable = len(found.loadable)
+    count = f"{usable} {unit}s" if usable == total else f"{usable} of {total} {unit}s"
     aside = f", {len(found.set_aside)} files set aside" if found.set_aside else ""
-    words = {
-        "ready": f"Ready: {usable} slides",
-        "usable": f"Usable: {usable} slides{aside}; read the notes",
-        "unusable": f"Not usable: {usable} slides{aside}" + ("; the labels do not fit" if found.labels_error else ""),
-    }
-    return words[found.verdict] + "."
-
-
-def _next(found: Inspection, labels: Path | None) -> str:
-    here = shlex.quote(str(found.path))
     if found.verdict == "unusable":
-        if found.labels_error:
-            return "mend the table, or name its columns; see psamil inspect --help"
-        return "point at the folder that holds the features, or extract them again"
+        return f"Not usable: {count}{aside}" + ("; the labels do not fit." if found.labels_error else ".")
+    if found.verdict == "ready":
+        return f"Ready: {count}."
+    is_complete = found.cohort is None or found.cohort.report.is_complete
+    return f"Usable: {count}{aside}; read the notes" + ("." if is_complete else " and what is said about the labels.")
+
+
+def _next(found: Inspection, labels: Path | None, options: dict[str, Any], asked: dict[str, str]) -> list[str]:
+    """Commands to go on with; more than one where there is a choice."""
+    if found.choices:
+        given = {**({} if labels is None else {"labels": labels}), **options, **asked}
+        return [_command(choice.path, given) for choice in found.choices]
+    if found.error:
+        return ["mend the folder, or point at another one"]
+    if found.labels_error:
+        return ["mend the table, or name its columns; see psamil inspect --help"]
+    if found.verdict == "unusable":
+        return ["point at the folder that holds the features, or extract them again"]
     if labels is None:
-        return f"psamil inspect {here} --labels TABLE"
-    return f'in Python, cohort = psamil.Cohort.open("{found.path}", "{labels}", ...) with the same options'
+        return [_command(found.path, asked) + " --labels TABLE"]
+    where = f"psamil.find_bags({_python(found.path, asked)})" if asked else _python(found.path, {})
+    table = _python(labels, options)
+    return [f"in Python, cohort = psamil.Cohort.open({where}, {table}).checked()"]
+
+
+def _command(path: Path, options: dict[str, Any]) -> str:
+    words = ["psamil", "inspect", str(path)]
+    for name, value in options.items():
+        words += [f"--{name}", *(map(str, value) if isinstance(value, list) else [str(value)])]
+    return shlex.join(words)
+
+
+def _python(path: Path, options: dict[str, Any]) -> str:
+    """The arguments of a call."""
+    plain = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
+    return ", ".join([repr(str(path)), *(f"{name}={value!r}" for name, value in plain.items())])

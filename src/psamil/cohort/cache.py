@@ -9,6 +9,7 @@ nothing.
 - The content of a file is hashed once and remembered by path, size, time of change and inode.
 - Entries are written under a temporary name and renamed. Two processes that build the same entry write the same
   content, and the later one replaces the earlier one without harm to its readers.
+- A cache that cannot be written is no reason to do without a bag: it is read from its files, and a warning is given.
 - An entry begins with a checksum and one line of JSON (``head -1`` shows it), then the arrays. A damaged or truncated
   entry is built again.
 """
@@ -22,6 +23,7 @@ import mmap
 import os
 import shutil
 import time
+import warnings
 import zlib
 from bisect import bisect_left
 from dataclasses import asdict, replace
@@ -46,6 +48,7 @@ CACHE_VERSION = 1  # to be raised when the layout of entries, or what readers ma
 ALIGNMENT = 64  # bytes
 HEADER_LIMIT = 1 << 24  # bytes
 ABANDONED_S = 3600.0  # age of a temporary file whose writer must have been killed
+PARTS = ("entries", "sources")  # folders of the cache
 COMPANION_FOLDERS = ("patches", "h5_files", "tiles", "wsi_states")
 COMPANION_TABLES = ("df_slide.csv",)
 NO_COMPANIONS = (".lock", ".tmp", ".zarr", *SLIDE_EXTENSIONS)
@@ -82,6 +85,11 @@ class BagCache:
         self.folder = default_folder() if folder is None else Path(folder)
         self.verify, self.reading = verify, reading
         self._contents: dict[Path, tuple[Identity, str]] = {}
+        self._is_writable = True  # as long as nothing is known to the contrary
+        for place in (*self.folder.parents, self.folder, *(self.folder / part for part in PARTS)):
+            if os.path.lexists(place) and not os.path.isdir(place):
+                cause = f"is a file where the cache {self.folder} needs a folder"
+                raise DataError(place, cause, "move it elsewhere, or choose another folder for the cache")
 
     def load(self, bag: BagRef | str | Path, *, max_tiles: int | None = None, seed: int = 0, epoch: int = 0) -> Bag:
         """The bag, or a sample of its tiles as :func:`sample_tiles` draws it. Features keep their precision."""
@@ -95,7 +103,7 @@ class BagCache:
     def clear(self) -> None:
         """Removes all entries."""
         self._contents.clear()
-        for part in ("entries", "sources"):
+        for part in PARTS:
             if (self.folder / part).is_dir():
                 shutil.rmtree(self.folder / part)
 
@@ -109,15 +117,21 @@ class BagCache:
         entry = self.folder / "entries" / key[:2] / f"{key}.bag"
         try:
             return read_entry(entry, key, verify=self.verify)
-        except (FileNotFoundError, DataError):
+        except (OSError, DataError):  # not there, damaged, or not for us to read
             pass
         before = [Identity.of(source) for source in sources]
         loaded = open_bag(path, **reading)
         if before != [Identity.of(source) for source in sources]:
             raise DataError(path, "changed while it was read", "try again when its writer is done")
-        _remove_abandoned(entry)
-        write_entry(entry, loaded, key)
-        return read_entry(entry, key, verify=True)
+        if not self._is_writable:
+            return loaded
+        try:
+            _remove_abandoned(entry)
+            write_entry(entry, loaded, key)
+            return read_entry(entry, key, verify=True)
+        except (OSError, DataError) as error:
+            self._give_up_writing(error)
+            return loaded
 
     def _content(self, source: Path) -> str:
         """Hash of the source's content; only if the source is new or changed, it is read."""
@@ -128,9 +142,26 @@ class BagCache:
                 known = read_json(memory)
                 self._contents[source] = Identity(*known["identity"]), str(known["content"])
         if source not in self._contents or self._contents[source][0] != now:
-            self._contents[source] = now, content_hash(source)
-            write_json(memory, {"path": str(source), "identity": now, "content": self._contents[source][1]})
+            try:
+                self._contents[source] = now, content_hash(source)
+            except OSError as error:
+                cause = f"cannot be read: {error.strerror}"
+                raise DataError(source, cause, "check the path and its permissions") from error
+            self._remember(memory, {"path": str(source), "identity": now, "content": self._contents[source][1]})
         return self._contents[source][1]
+
+    def _remember(self, memory: Path, what: dict[str, Any]) -> None:
+        if not self._is_writable:
+            return
+        try:
+            write_json(memory, what)
+        except DataError as error:
+            self._give_up_writing(error)
+
+    def _give_up_writing(self, error: Exception) -> None:
+        """From now on nothing is written: on a full disk, every attempt would take the room that others need."""
+        self._is_writable = False
+        warnings.warn(f"{error}; until then, bags are read from their files, which is slower", stacklevel=5)
 
 
 def default_folder() -> Path:

@@ -9,24 +9,26 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import reduce
 from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
 
 import pandas as pd
+import torch
 
 from psamil.bag import Bag, PackedBags
 from psamil.cohort.matching import Match, MatchReport, find_column, link_rows, match_bags
 from psamil.cohort.outcome_columns import OutcomeColumns, read_outcome
 from psamil.cohort.outcomes import Outcome
+from psamil.cohort.same_features import Names, feature_names, odd_slides, refuse_other_names
 from psamil.cohort.tables import Table, quoted, read_table
 from psamil.errors import DataError, OptionError, one_of
 from psamil.files import content_hash, files_below
-from psamil.readers import BagRef, Found, SetAside, find_bags, open_bag
+from psamil.readers import BagRef, Found, SetAside, find_bags, open_bag, slide_id
 
 UNITS = ("slide", "patient")
 DAMAGED = ("set aside", "refuse")
@@ -63,6 +65,7 @@ class Cohort:
     table: Table = field(default_factory=lambda: Table("no table", {}))
     loader: Loader | None = None
     reading: Mapping[str, Any] = field(default_factory=dict)
+    precision: torch.dtype | None = None  # of features as they are loaded; None: as they are in the files
 
     @staticmethod
     def open(
@@ -105,14 +108,16 @@ class Cohort:
         table = read_table(labels)
         wanted = target if target is None or isinstance(target, str) else tuple(target)
         columns = OutcomeColumns(wanted, kind, None if classes is None else tuple(classes), time, event, censorship)
+        aside = {slide_id(entry.path) for entry in found.set_aside}
         links, linked = link_rows(
             table,
             found.bags,
+            set_aside=aside,
             slide_table=None if slide_table is None else read_table(slide_table),
             slide_column=slide_column,
             patient_column=patient_column,
         )
-        matches, matched = match_bags(links, found.bags)
+        matches, matched = match_bags(links, found.bags, aside)
         report = replace(
             matched,
             without_slide=linked.without_slide,
@@ -174,35 +179,44 @@ class Cohort:
 
     def load(self, sample: Sample) -> Bag:
         """The tiles of a sample. DataError if a file of it is damaged; see :meth:`checked`."""
+        if len(sample.bags) > 1:
+            refuse_other_names({ref: feature_names(ref) for ref in sample.bags})
         return join_slides([self.load_slide(ref) for ref in sample.bags], sample.id)
 
     def load_slide(self, ref: BagRef) -> Bag:
         """The tiles of one slide."""
-        return self.loader.load(ref) if self.loader is not None else open_bag(ref, **self.reading)
+        bag = self.loader.load(ref) if self.loader is not None else open_bag(ref, **self.reading)
+        return bag if self.precision is None else _in_precision(bag, self.precision)
 
     def checked(self, damaged: str = "set aside") -> Cohort:
         """Reads every slide once, which also fills the cache, and returns the cohort of those that can be used.
 
+        Slides of different precision are kept, and all are loaded in the widest one from then on.
+
         Args:
             damaged: "set aside" leaves damaged slides out, and samples without any other slide, and lists them in
-                ``set_aside``; "refuse" raises DataError. Features that are not as wide as those of most slides count
-                as damage.
+                ``set_aside``; "refuse" raises DataError. Features that are not as wide as those of most slides, or
+                whose columns have other names, count as damage.
         """
         if damaged not in DAMAGED:
             raise one_of("policy for damaged slides", damaged, DAMAGED)
         reasons: dict[BagRef, DataError] = {}
         widths: dict[BagRef, int] = {}
+        names: dict[BagRef, Names | None] = {}
+        precisions: dict[BagRef, torch.dtype] = {}
         for ref in chain.from_iterable(sample.bags for sample in self.samples):
             try:
                 bag = self.load_slide(ref)
+                names_of_bag = feature_names(ref)
             except DataError as error:
                 reasons[ref] = error
                 continue
             if bag.n:  # a slide without tiles may not know how wide features are
-                widths[ref] = bag.features.shape[1]
-        reasons |= _odd_widths(widths)
+                widths[ref], names[ref], precisions[ref] = bag.features.shape[1], names_of_bag, bag.features.dtype
+        reasons |= odd_slides(widths, names)
+        alike = self._in_one_precision({dtype for ref, dtype in precisions.items() if ref not in reasons})
         if not reasons:
-            return self
+            return alike
         if damaged == "refuse":
             raise next(iter(reasons.values()))
         samples = [replace(s, bags=tuple(ref for ref in s.bags if ref not in reasons)) for s in self.samples]
@@ -211,7 +225,15 @@ class Cohort:
             first = next(iter(reasons.values()))
             raise DataError(first.path, f"{first.cause}, and no slide of the cohort can be used", first.remedy)
         aside = [SetAside(ref.path, "; ".join(filter(None, (e.cause, e.remedy)))) for ref, e in reasons.items()]
-        return replace(self, samples=tuple(samples), set_aside=self.set_aside + tuple(aside)).select(kept)
+        return replace(alike, samples=tuple(samples), set_aside=self.set_aside + tuple(aside)).select(kept)
+
+    def _in_one_precision(self, precisions: Collection[torch.dtype]) -> Cohort:
+        if len(precisions) < 2:
+            return self
+        widest = _widest(precisions)
+        had = " and ".join(sorted(str(dtype).removeprefix("torch.") for dtype in precisions))
+        note = f"Features are {had}; all are loaded as {str(widest).removeprefix('torch.')}, so that they fit together."
+        return replace(self, precision=widest, report=replace(self.report, notes=(*self.report.notes, note)))
 
     def fingerprint(self, *, content: bool = False) -> str:
         """SHA-256 of ids, outcomes and files. It does not depend on where the files are.
@@ -229,10 +251,14 @@ class Cohort:
 
 
 def join_slides(bags: Sequence[Bag], id: str) -> Bag:
-    """The bag of a patient. Slides stay apart: their tiles are pooled together but never neighbours."""
+    """The bag of a patient. Slides stay apart: their tiles are pooled together but never neighbours.
+
+    Features of different precision become those of the widest one, which loses nothing.
+    """
     if len(bags) == 1:
         return replace(bags[0], id=id)
-    packed = PackedBags.of(bags)
+    filled = [bag.features.dtype for bag in bags if bag.n]
+    packed = PackedBags.of([_in_precision(bag, _widest(filled)) for bag in bags] if filled else bags)
     names = chain.from_iterable(bag.slide_ids or (bag.id,) * (len(bag.slides) - 1) for bag in bags)
     lengths = [bag.step_um or 0.0 for bag in bags]
     alike = min(lengths) > 0 and max(lengths) <= SAME_STEP * min(lengths)
@@ -284,17 +310,13 @@ def _agreed(table: Table, column: str, rows: Sequence[int], id: str) -> str | No
     return cells[0] if cells else None
 
 
-def _odd_widths(widths: Mapping[BagRef, int]) -> dict[BagRef, DataError]:
-    counts = Counter(widths.values()).most_common(2)
-    if len(counts) < 2:
-        return {}
-    (usual, many), (other, as_many) = counts
-    if many == as_many:
-        places = [str(next(ref.path for ref in widths if widths[ref] == width)) for width in (usual, other)]
-        raise DataError(" and ".join(places), f"features are {usual} and {other} wide", "keep those of one encoder")
-    error = partial(DataError, remedy="extract them again with the same encoder")
-    cause = f"features are {{}} wide, those of {many} other slides {usual}"
-    return {ref: error(ref.path, cause.format(width)) for ref, width in widths.items() if width != usual}
+def _widest(precisions: Iterable[torch.dtype]) -> torch.dtype:
+    """The narrowest precision that holds the numbers of all of them."""
+    return reduce(torch.promote_types, precisions)
+
+
+def _in_precision(bag: Bag, precision: torch.dtype) -> Bag:
+    return bag if bag.features.dtype == precision else replace(bag, features=bag.features.to(precision))
 
 
 def _file_state(path: Path, content: bool) -> list[Any]:

@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from psamil.cohort.cohort import Cohort
+from psamil.cohort.same_features import difference, odd_slides
 from psamil.errors import DataError, MissingExtraError, OptionError
 from psamil.readers import BagRef, BagSummary, SetAside, describe_bag, find_bags
+from psamil.readers.formats import is_store
 
 NAMED = 3  # slides that a note names
 SPREAD_OF_STEPS = 1.25  # ratio of physical tile steps in a cohort from which on it matters
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One of several folders that hold bags of the same names."""
+
+    path: Path
+    slides: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,21 +38,45 @@ class Inspection:
     ignored: int  # files that are no bags
     cohort: Cohort | None = None
     labels_error: str | None = None
+    error: str | None = None  # why the bags of this folder cannot be told apart
+    choices: tuple[Choice, ...] = ()  # folders of which one has to be chosen then
 
     @property
     def verdict(self) -> str:
-        """ "ready", "usable" (read the notes first) or "unusable"."""
-        if not any(bag.n for bag in self.bags) or self.labels_error:
+        """ "ready", "usable" (read the notes, and what did not match, first) or "unusable"."""
+        if not self.loadable or self.labels_error:
             return "unusable"
-        return "usable" if self.notes or self.set_aside else "ready"
+        is_complete = self.cohort is None or self.cohort.report.is_complete
+        return "ready" if is_complete and not self.notes and not self.set_aside else "usable"
+
+    @cached_property
+    def loadable(self) -> tuple[str, ...]:
+        """Ids of the samples, or without labels of the slides, that ``Cohort.checked`` keeps and that have tiles."""
+        if self.cohort is None:
+            return tuple(ref.id for ref in sorted(self._loadable_among(bag.ref for bag in self.bags)))
+        samples = self.cohort.samples
+        kept = self._loadable_among(ref for sample in samples for ref in sample.bags)
+        return tuple(sample.id for sample in samples if kept.intersection(sample.bags))
+
+    def _loadable_among(self, refs: Iterable[BagRef]) -> set[BagRef]:
+        wanted = set(refs)
+        good = {bag.ref: bag for bag in self.bags if bag.ref in wanted and bag.n and bag.step and not bag.non_finite}
+        try:
+            odd = odd_slides(
+                {ref: bag.dim for ref, bag in good.items()}, {ref: getattr(bag, "feature_names", None) for ref, bag in good.items()}
+            )
+        except DataError:  # half of the slides are of one kind, half of another
+            return set()
+        return good.keys() - odd.keys()
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What a user should know before training on these bags, in whole sentences."""
         notes = [
             *self._several("widths of features", lambda bag: bag.dim, "keep those of one encoder"),
-            *self._several("precisions of features", lambda bag: bag.dtype, "they cannot share a batch"),
+            *self._several("precisions of features", lambda bag: bag.dtype, "a checked cohort reads all in the widest"),
             *self._several("encoders", lambda bag: bag.encoder, "keep those of one encoder"),
+            *self._other_names(),
             *self._note(
                 lambda bag: bag.step is None, 'has no positions and can only be read with positions="row order"'
             ),
@@ -70,6 +105,15 @@ class Inspection:
         listed = "; ".join(f"{value} in {self._named(bags)}" for value, bags in groups)
         return [f"There are {len(counts)} {what}: {listed}; {remedy}."]
 
+    def _other_names(self) -> Iterator[str]:
+        counts = self.counts(lambda bag: getattr(bag, "feature_names", None))
+        usual = next(iter(counts), ())
+        for names in counts:
+            here, there = ([bag for bag in self.bags if bag.n and getattr(bag, "feature_names", None) == of] for of in (names, usual))
+            if here != there:
+                what = f"columns of features are not named as in {self._named(there)}: {difference(usual, names)}"
+                yield f"{self._named(here)}: {what}; give all slides the same columns in the same order."
+
     def _note(self, odd: Callable[[BagSummary], bool], what: str) -> list[str]:
         bags = [bag for bag in self.bags if odd(bag)]
         return [f"{self._named(bags)}: {what}."] if bags else []
@@ -89,6 +133,9 @@ class Inspection:
         return {
             "path": str(self.path),
             "verdict": self.verdict,
+            "loadable": list(self.loadable),
+            "error": self.error,
+            "choices": [{"path": str(choice.path), "slides": choice.slides} for choice in self.choices],
             "notes": list(self.notes),
             "ignored_files": self.ignored,
             "set_aside": [{"path": str(entry.path), "reason": entry.reason} for entry in self.set_aside],
@@ -110,6 +157,9 @@ def inspect_folder(
 ) -> Inspection:
     """Looks at every bag below a folder, and joins them with a table of labels if there is one.
 
+    A folder that holds slides more than once (features of two encoders, say) is reported with the folders to choose
+    from.
+
     Args:
         path: folder, or a single file.
         labels: table of labels.
@@ -118,7 +168,12 @@ def inspect_folder(
         read_features: read all features, so that damage, NaN and infinite numbers are found.
         progress: wraps the bags while they are looked at.
     """
-    found = find_bags(path, format=format, member=member)
+    try:
+        found = find_bags(path, format=format, member=member)
+    except DataError as error:
+        if not path.is_dir():
+            raise
+        return Inspection(path, (), (), 0, error=str(error), choices=tuple(_choices(path, format, member)))
     bags, broken = [], []
     for ref in progress(found.bags):
         try:
@@ -135,7 +190,21 @@ def inspect_folder(
         except (DataError, OptionError, MissingExtraError) as error:
             labels_error = str(error)
     set_aside = tuple(sorted((*found.set_aside, *broken)))
-    return Inspection(Path(path), tuple(bags), set_aside, found.ignored, cohort, labels_error)
+    return Inspection(path, tuple(bags), set_aside, found.ignored, cohort, labels_error)
+
+
+def _choices(path: Path, format: str | None, member: str | None) -> Iterator[Choice]:
+    """The topmost folders below this one in which every slide occurs once."""
+    for folder in sorted(path.iterdir()):
+        if not folder.is_dir() or folder.is_symlink() or folder.name.startswith(".") or is_store(folder):
+            continue
+        try:
+            slides = len(find_bags(folder, format=format, member=member).bags)
+        except DataError:
+            yield from _choices(folder, format, member)
+            continue
+        if slides:
+            yield Choice(folder, slides)
 
 
 def _slide_json(bag: BagSummary) -> dict[str, Any]:
@@ -162,7 +231,9 @@ def _cohort_json(cohort: Cohort) -> dict[str, Any]:
         "headline": cohort.headline,
         "kind": cohort.outcome.kind,
         "classes": list(cohort.outcome.classes or ()),
+        "counts": cohort.outcome.counts(),
+        "unit": cohort.unit,
         "samples": len(cohort),
         "patients": len(set(cohort.patients)),
-        "report": str(cohort.report),
+        **asdict(cohort.report),
     }

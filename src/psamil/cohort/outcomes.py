@@ -8,7 +8,8 @@ Every outcome holds one value per sample as NumPy arrays and offers the same met
 - ``categories()``: names of coarse groups and the group of each sample (classes; censored and event);
 - ``strata()``: the finer groups that the parts of a split should share evenly, in an order that keeps the coarse groups
   together: classes; event x quartile of time; quartile of a number;
-- ``describe()``: counts, for people.
+- ``counts()``: how many samples have each class or label, the event or none; nothing for numbers;
+- ``describe()``: the same, for people.
 """
 
 from __future__ import annotations
@@ -52,8 +53,12 @@ class Classification:
     def strata(self) -> Integers:
         return self.labels
 
+    def counts(self) -> dict[str, int]:
+        counts = np.bincount(self.labels, minlength=len(self.classes)).tolist()
+        return dict(zip(self.classes, counts, strict=True))
+
     def describe(self) -> str:
-        return _counts(self.classes, self.labels)
+        return _listed(self.counts())
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,9 +95,11 @@ class MultiLabel:
     def strata(self) -> Integers:
         return self.categories()[1]
 
+    def counts(self) -> dict[str, int]:
+        return dict(zip(self.columns, self.labels.sum(0).tolist(), strict=True))
+
     def describe(self) -> str:
-        counts = zip(self.columns, self.labels.sum(0).tolist(), strict=True)
-        return " / ".join(f"{name} {count}" for name, count in counts) + f" of {len(self)}"
+        return f"{_listed(self.counts())} of {len(self)}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,6 +131,9 @@ class Regression:
 
     def strata(self) -> Integers:
         return quartiles(self.values)
+
+    def counts(self) -> dict[str, int]:
+        return {}
 
     def describe(self) -> str:
         if not len(self):
@@ -170,9 +180,12 @@ class Survival:
             strata[chosen] = 4 * event + quartiles(self.times[chosen])
         return strata
 
-    def describe(self) -> str:
+    def counts(self) -> dict[str, int]:
         events = int(self.events.sum())
-        return f"events {events} / censored {len(self) - events}"
+        return {"events": events, "censored": len(self) - events}
+
+    def describe(self) -> str:
+        return _listed(self.counts())
 
 
 Outcome: TypeAlias = Classification | MultiLabel | Regression | Survival
@@ -191,6 +204,5 @@ def _index(indices: Sequence[int]) -> Integers:
     return np.asarray(indices, dtype=np.int64)
 
 
-def _counts(names: Sequence[str], labels: Integers) -> str:
-    counts = np.bincount(labels, minlength=len(names)).tolist()
-    return " / ".join(f"{name} {count}" for name, count in zip(names, counts, strict=True))
+def _listed(counts: dict[str, int]) -> str:
+    return " / ".join(f"{name} {count}" for name, count in counts.items())

@@ -54,7 +54,7 @@ def temperature_of(task: Task, outcome: Outcome, logits: Floats) -> float:
 def by_patient(table: pd.DataFrame) -> pd.DataFrame:
     """The mean over the slides of each patient; slides that differ in their truth are kept as they are."""
     known = [name for name in table.columns if name.startswith("truth") or name in ("time", "event")]
-    predicted = [name for name in table.columns if name.startswith(("prob_", "survival_")) or name in ("risk", "value")]
+    predicted = [name for name in table.columns if name.startswith("prob_") or name in ("risk", "value")]
     if (table.groupby("patient")[known].nunique(dropna=False) > 1).any(axis=None):
         return table
     return patient_predictions(table, known, predicted)

@@ -11,7 +11,7 @@ from array import array
 from io import RawIOBase
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import h5py
 import numpy as np
@@ -23,10 +23,19 @@ FREELY_COMPRESSED_BYTES = 256 << 20  # arrays up to here may be compressed to an
 MAX_COMPRESSION = 100  # larger ones to this degree; features hardly compress at all
 
 
+class ChunkList(NamedTuple):
+    """What the index of a dataset says about its chunks."""
+
+    corner: NDArray[np.int64]  # (chunks, axes) where each begins in the array
+    start: NDArray[np.int64]  # (chunks,) where it begins in the file
+    bytes: NDArray[np.int64]
+    skipped_filters: NDArray[np.int64]
+
+
 class Chunks:
     """The chunks of one dataset. ValueError if they are not exactly those that its shape needs."""
 
-    def __init__(self, dataset: h5py.Dataset, path: Path) -> None:
+    def __init__(self, dataset: h5py.Dataset, path: Path, listed: ChunkList) -> None:
         self.dataset, self.path = dataset, path
         self.shape, self.chunk, self.dtype = dataset.shape, dataset.chunks, dataset.dtype
         self.per_axis = tuple(-(-size // side) for size, side in zip(self.shape, self.chunk, strict=True))
@@ -34,7 +43,7 @@ class Chunks:
         self.file_bytes = path.stat().st_size
         self.is_filtered = dataset.id.get_create_plist().get_nfilters() > 0
         self._check_count()
-        self.corner, self.start, self.bytes, skipped_filters = _list_chunks(dataset)  # (chunks, axes), then (chunks,)
+        self.corner, self.start, self.bytes, skipped_filters = listed
         if len(self.corner):
             self._check_places()
         is_plain = skipped_filters.astype(bool) | (not self.is_filtered)  # filters are skipped where they gain nothing
@@ -46,7 +55,7 @@ class Chunks:
         values = np.empty(self.shape, self.dtype)
         if not len(self.corner):
             return values
-        if self.is_filtered or self.dataset.file.userblock_size:
+        if self.is_filtered:
             self._check_index()
             self.dataset.read_direct(values)
         elif self.chunk[1:] == self.shape[1:]:
@@ -107,8 +116,7 @@ class Chunks:
                 room[...] = block[tuple(slice(size) for size in room.shape)]
 
 
-def _list_chunks(dataset: h5py.Dataset) -> tuple[NDArray[np.int64], ...]:
-    """Where each chunk begins in the array and in the file, its bytes, and which filters it skips."""
+def list_chunks(dataset: h5py.Dataset) -> ChunkList:
     if not hasattr(dataset.id, "chunk_iter"):
         raise PsamilError(f"h5py with HDF5 {h5py.version.hdf5_version} is too old; pip install --upgrade h5py")
     listed = array("q")  # five numbers of 8 bytes per chunk, where objects would take as much as small features
@@ -116,7 +124,7 @@ def _list_chunks(dataset: h5py.Dataset) -> tuple[NDArray[np.int64], ...]:
         lambda chunk: listed.extend((*chunk.chunk_offset, chunk.byte_offset, chunk.size, chunk.filter_mask))
     )
     table = np.frombuffer(listed, np.int64).reshape(-1, len(dataset.shape) + 3)
-    return table[:, :-3], table[:, -3], table[:, -2], table[:, -1]
+    return ChunkList(table[:, :-3], table[:, -3], table[:, -2], table[:, -1])
 
 
 def _fill(values: NDArray[Any], file: RawIOBase, start: int) -> None:

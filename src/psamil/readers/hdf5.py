@@ -4,6 +4,8 @@
 - Objects and variable-length values are no feature arrays: refused.
 - Nothing is allocated before the file has been seen to hold that many bytes.
 - The stored bytes must be those that the shape needs, so that a damaged dimension cannot give a short bag.
+- No two parts of the file may share a place, so that a damaged address cannot give other bytes as features.
+- Texts that cannot be read are not left out, since one of them may be the unit of the coordinates.
 - Whatever else h5py stumbles over becomes one :class:`DataError` that names the file.
 """
 
@@ -23,7 +25,9 @@ from numpy.typing import NDArray
 
 from psamil.errors import DataError
 from psamil.readers.arrays import hollow
-from psamil.readers.chunks import Chunks
+from psamil.readers.chunks import ChunkList, Chunks
+from psamil.readers.hdf5_headers import Header
+from psamil.readers.hdf5_places import check_places
 from psamil.readers.hdf5_texts import read_texts
 
 FLOATS = (h5t.IEEE_F16LE, h5t.IEEE_F32LE, h5t.IEEE_F64LE)
@@ -40,8 +44,12 @@ class CheckedH5:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._chunks: dict[str, ChunkList] | None = None  # of all datasets, once their places have been checked
         with self._failures_named():
             self._file = h5py.File(path, "r")
+            if self._file.userblock_size:
+                self._file.close()
+                raise ValueError("it begins with a block that is not HDF5")
 
     def __enter__(self) -> CheckedH5:
         return self
@@ -66,15 +74,20 @@ class CheckedH5:
         with self._failures_named():
             owner = self._file if name is None else self._own(name)
             values = {key: _plain(owner.attrs[key]) for key in owner.attrs if _is_safe(owner.attrs.get_id(key))}
-            if not self._file.userblock_size:
-                values |= read_texts(self.path, h5py.h5o.get_info(owner.id).addr)
+            with self.path.open("rb") as raw:
+                values |= read_texts(raw, Header.read(raw, h5py.h5o.get_info(owner.id).addr))
+            lost = [str(key) for key in owner.attrs if key not in values and _is_text(owner.attrs.get_id(key))]
+            if lost:
+                raise ValueError(f"its attributes {', '.join(lost)} cannot be read")
         return {key: value for key, value in values.items() if value not in (None, "None")}
 
     def read(self, name: str, *, with_values: bool = True) -> NDArray[Any]:
         """The whole dataset in one allocation; without values an array of that shape and dtype without memory."""
         with self._failures_named():
             dataset = self._numbers(name)
-            chunks = None if dataset.chunks is None else Chunks(dataset, self.path)
+            if self._chunks is None:
+                self._chunks = check_places(self._file, self.path)
+            chunks = None if dataset.chunks is None else Chunks(dataset, self.path, self._chunks[name])
             if chunks is None:
                 _check_one_block(dataset, self.path)
             if not with_values:
@@ -139,6 +152,13 @@ def _is_safe(attribute: h5py.h5a.AttrID) -> bool:
     is_text = isinstance(kind, h5t.TypeStringID) and not kind.is_variable_str()
     is_number = any(kind == known for known in FLOATS + INTEGERS)
     return (is_text or is_number) and attribute.get_storage_size() <= MAX_ATTRIBUTE_BYTES
+
+
+def _is_text(attribute: h5py.h5a.AttrID) -> bool:
+    """A single text of variable length."""
+    kind = attribute.get_type()
+    is_single = attribute.get_space().get_simple_extent_type() == h5py.h5s.SCALAR
+    return is_single and isinstance(kind, h5t.TypeStringID) and bool(kind.is_variable_str())
 
 
 def _plain(value: Any) -> Any:

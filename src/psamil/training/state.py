@@ -24,7 +24,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str,
     """A safetensors file with ``about`` as JSON in its header."""
     plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     with atomic_write(path) as temporary:
-        save_file(plain, temporary, metadata={"about": json.dumps(about, sort_keys=True)})
+        save_file(plain, temporary, metadata={"about": json.dumps(about)})
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
