@@ -12,6 +12,8 @@ How it is measured:
   page cache of the system for all of them (the first epoch is not counted). Times are wall-clock sums over one epoch,
   the median of the epochs; ratios are of one epoch, and their median.
 - Building the cache is timed apart: it happens once.
+- Two claims are checked: the cache is faster than h5py by ``LEAST_SPEEDUP``, and takes at most ``MOST_OVER_NPY`` times as
+  long as ``.npy`` files that are copied into memory. Mapped ``.npy`` files are shown for comparison; nothing is claimed.
 """
 
 import argparse
@@ -68,7 +70,7 @@ def main() -> None:
     print(f"building the cache, once: {build_s:.1f} s\n")
     claims = [
         claim("times faster than h5py", over_cache["h5py"], ">=", LEAST_SPEEDUP),
-        claim("time over that of .npy", over_npy, "<=", MOST_OVER_NPY),
+        claim("time over that of copied .npy", over_npy, "<=", MOST_OVER_NPY),
     ]
     results = {
         "machine": {"cpu": cpu_name(), "torch": torch.__version__, "python": platform.python_version()},

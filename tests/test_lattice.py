@@ -122,7 +122,9 @@ SITUATIONS = {
     "two neighbours": Situation(grid(2, 1), 512, "metadata", overlap=0.0, says=PX512),
     "two neighbours, no metadata": Situation(grid(2, 1), 512, "common divisor", warning="taken as 512"),
     "two neighbours in µm, no metadata": Situation(grid(2, 1, 99.5), 99.5, "measured", says=dict(unit="um")),
-    "two tiles four steps apart": Situation(FOUR_APART, 512, "sub-sampled lattice", overlap=0.0, says=PX512),
+    "two tiles four steps apart": Situation(
+        FOUR_APART, 512, "sub-sampled lattice", overlap=0.0, warning="2 tiles are too few to check", says=PX512
+    ),
     "three pieces of one tile": Situation(
         np.array([[0, 0], [9001, 70], [333, 20011]]),
         512,
@@ -266,9 +268,9 @@ def test_physical_positions():
 @pytest.mark.parametrize(
     ("says", "message"),
     [
-        ({}, r"level-0 pixel is unknown; give it with `mpp=`"),
+        ({}, r"level-0 pixel is unknown; give micrometres per pixel with `mpp=`"),
         (dict(mpp=0.0), r"level-0 pixel is unknown"),
-        (dict(unit="px", mpp=0.25), r"coordinates are in px; use tile steps"),
+        (dict(unit="px", mpp=0.25), r"coordinates are in px; give micrometres per pixel with `mpp=`"),
         (dict(unit="steps", mpp=0.25), r"coordinates are in steps"),
     ],
 )

@@ -6,7 +6,8 @@ down, a size at another magnification), so the tiles themselves are asked. The f
 1. "metadata": half of the tiles have a neighbour where the metadata say, and no finer lattice lies between them;
 2. "measured": half of the tiles have a neighbour at one and the same distance, other neighbours lie at multiples of it,
    and rows go on;
-3. "sub-sampled lattice": tiles lie whole steps of the metadata apart, though few are direct neighbours;
+3. "sub-sampled lattice": tiles lie whole steps of the metadata apart, though few are direct neighbours; with a warning
+   if there are so few tiles that this can be chance;
 4. "metadata": the tiles are too few to speak against the metadata; with a warning;
 5. "common divisor": all differences of whole-number coordinates are multiples of one length; with a warning;
 6. "measured": as 2, without rows; else the bag is refused, and the user can give the step.
@@ -149,13 +150,13 @@ def _lattice_step(xy: Array, nominal: float | None, unit: str, name: object) -> 
             return _Found(confirmed, "metadata", nearby.support(nominal))
     if nominal is not None and measured is None:
         share, length = nearby.sub_sampled(nominal)
+        warning = (
+            f"{len(xy)} tiles are too few to check the distance of neighbouring tiles: the metadata {said}, which is "
+            "used; give it with `step=` if that is wrong."
+        )
         if share >= MIN_WHOLE_NEAREST and (nominal >= MIN_STEP_PX or unit not in ("px", "px0")):
-            return _Found(length, "sub-sampled lattice", share)
+            return _Found(length, "sub-sampled lattice", share, warning if len(xy) < FEW_TILES else "")
         if len(xy) < FEW_TILES:
-            warning = (
-                f"{len(xy)} tiles are too few to check the distance of neighbouring tiles: the metadata {said}, which "
-                "is used; give it with `step=` if that is wrong."
-            )
             return _Found(nominal, "metadata", nearby.support(nominal), warning)
     if measured is None and (divisor := _common_divisor(xy)) >= max(nominal or 0, MIN_STEP_PX):
         warning = (
@@ -335,7 +336,9 @@ def _micrometres(coords: Array, unit: str, mpp: float | None, name: object) -> A
     if unit == "px0" and mpp is not None and _is_length(mpp):
         return coords * mpp
     why = "the size of a level-0 pixel is unknown" if unit == "px0" else f"the coordinates are in {UNITS[unit]}"
-    remedy = "give it with `mpp=`, or use tile steps" if unit == "px0" else "use tile steps instead"
+    remedy = (
+        "use tile steps instead" if unit == "steps" else "give micrometres per pixel with `mpp=`, or use tile steps"
+    )
     raise DataError(name, f"positions in micrometres were asked for, but {why}", remedy)
 
 

@@ -64,10 +64,11 @@ def test_a_mixed_folder(capsys, copy):
     with h5py.File(doubled, "r+") as file:
         file["coords"].attrs["patch_size_level0"] = 1024
         file["coords"].attrs["patch_size"] = 512
-    with h5py.File(wide, "r+") as file:
-        n = len(file["features"])
-        del file["features"]
-        file["features"] = np.zeros((n, 20), np.float32)
+    shutil.move(wide, copy / "before.hdf5")
+    with h5py.File(copy / "before.hdf5") as before, h5py.File(wide, "w") as file:
+        before.copy("coords", file)
+        file["features"] = np.zeros((len(before["features"]), 20), np.float32)
+    (copy / "before.hdf5").unlink()
     code, told, _ = run(capsys, copy, "--labels", copy / "labels.csv", "--picture", "null")
     assert code == 0
     assert "Set aside (1)" in told

@@ -74,7 +74,7 @@ def test_killed_at_random_moments_it_ends_with_the_same_bits(cohort, splits, tmp
     moments = random.Random(0)
     kills = 0
     while killed_after(
-        moments.uniform(0.02, taken / 4), lambda: cross_validate(cohort, splits, SETTINGS, tmp_path / "broken", seeds=2)
+        moments.uniform(0.02, taken / 8), lambda: cross_validate(cohort, splits, SETTINGS, tmp_path / "broken", seeds=2)
     ):
         kills += 1
         assert kills < 200

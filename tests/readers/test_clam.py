@@ -87,6 +87,23 @@ def test_h5_of_a_killed_run_is_incomplete(tmp_path):
         open_bag(path)
 
 
+def test_pt_marks_a_complete_h5(tmp_path):
+    path = write_clam(tmp_path, rows=32)
+    with pytest.raises(DataError, match=f"incomplete or mixed up: it has 32 tiles, and .*slide.pt has {N}"):
+        open_bag(path)
+    (tmp_path / "pt_files/slide.pt").write_bytes(b"cut off")
+    with pytest.raises(DataError, match=r"h5: may be incomplete: .*slide.pt beside it is damaged"):
+        open_bag(path)
+    (tmp_path / "pt_files/slide.pt").unlink()
+    assert "check that all tiles are there" in describe_bag(path).warnings[0]
+
+
+def test_pt_of_a_single_tile(tmp_path):
+    write_clam(tmp_path, features=FEATURES[:1], coords=corners(512, "i4")[:1])
+    bag = open_bag(tmp_path / "pt_files/slide.pt")
+    assert bag.features.tolist() == FEATURES[:1].tolist()
+
+
 def test_tiling_of_another_run_is_not_used(tmp_path):
     path = write_clam(tmp_path)
     write_clam_patches(tmp_path, coords=np.concatenate([corners(256), corners(256) + 64]))

@@ -145,7 +145,7 @@ def test_array_moved_into_a_gap(tmp_path):
     path.write_bytes(damaged.replace(end, (len(content) + 64).to_bytes(8, "little")))
     with h5py.File(path) as file:
         assert file["features"].shape == FEATURES.shape
-    with pytest.raises(DataError, match=f"something at byte {start} that belongs to nothing"):
+    with pytest.raises(DataError, match=r"something at byte \d+ that belongs to nothing"):
         open_bag(path)
 
 
@@ -192,7 +192,7 @@ def test_text_that_cannot_be_read_is_not_left_out(tmp_path):
     with h5py.File(path, "w", libver="latest") as file:
         file["feats"], file["coords"] = FEATURES, corners(256, "f4")
         file.attrs.update(STAMP_ATTRIBUTES | {f"more{i}": i for i in range(5)})
-    with pytest.raises(DataError, match="attributes .*unit.* cannot be read"):
+    with pytest.raises(DataError, match=r"attributes .*unit.* cannot be read"):
         open_bag(path)
 
 

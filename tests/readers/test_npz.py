@@ -29,6 +29,39 @@ def test_plain(tmp_path, features, coords, save):
     layouts.assert_is_hollow(npz.read(path, with_features=False))
 
 
+@pytest.mark.parametrize(("stored", "opened"), [(">f4", "float32"), (">f2", "float16"), ("g", "float64")])
+def test_foreign_types_of_numbers(tmp_path, stored, opened):
+    coords = layouts.CORNERS_PX0.astype(">i4")
+    np.savez(tmp_path / "S1.npz", features=layouts.FEATURES.astype(stored), coords=coords)
+    bag = open_bag(tmp_path / "S1.npz", step=layouts.STEP_PX0)
+    assert str(bag.features.dtype) == f"torch.{opened}"
+    np.testing.assert_allclose(bag.features.float(), layouts.FEATURES, rtol=1e-3)
+    layouts.assert_is_hollow(npz.read(tmp_path / "S1.npz", with_features=False), np.dtype(opened))
+
+
+@pytest.mark.parametrize("kind", ["c8", "U8", "M8[s]"])
+def test_coordinates_that_are_no_numbers(tmp_path, kind):
+    np.savez(tmp_path / "S1.npz", features=layouts.FEATURES, coords=np.zeros((layouts.N, 2), kind))
+    with pytest.raises(DataError, match="positions of type"):
+        open_bag(tmp_path / "S1.npz")
+
+
+def test_compression_bomb(tmp_path):
+    features = np.broadcast_to(np.float16(0), (200_000, 1024))
+    np.savez_compressed(tmp_path / "S1.npz", features=features, coords=np.zeros((200_000, 2), "i4"))
+    with pytest.raises(DataError, match=r"refused: 'features.npy' unpacks to 409600000 bytes"):
+        npz.read(tmp_path / "S1.npz")
+
+
+def test_names_of_features(tmp_path):
+    names = [f"marker{i}" for i in range(layouts.DIM)]
+    np.savez(tmp_path / "S1.npz", features=layouts.FEATURES, feature_names=names)
+    assert npz.read(tmp_path / "S1.npz").feature_names == tuple(names)
+    np.savez(tmp_path / "S2.npz", features=layouts.FEATURES, feature_names=names[1:])
+    with pytest.raises(DataError, match="19 names for 20 columns of features"):
+        npz.read(tmp_path / "S2.npz")
+
+
 def test_stated_facts(tmp_path):
     path = tmp_path / "S1.npz"
     facts = dict(unit="px0", step=448, tile_size=512.0, mpp=0.25, encoder="uni", continuous=True)

@@ -268,6 +268,26 @@ def test_formats_with_pt_files_are_told_apart(tmp_path, format):
     assert open_bag(found.bags[0]).n == layouts_other.N
 
 
+def test_the_user_may_know_the_size_of_a_pixel_of_unknown_level(tmp_path):
+    path = write_h5(tmp_path / "slide.h5", {"features": FEATURES, "coords": corners(512)})
+    assert (open_bag(path).step.unit, open_bag(path).step_um) == ("px", None)
+    assert open_bag(path, mpp=0.25).step_um == describe_bag(path, mpp=0.25).step.um == 128
+    assert open_bag(path, mpp=0.25, um_per_step=128).xy.tolist() == open_bag(path).xy.tolist()
+    with pytest.raises(DataError, match="give micrometres per pixel with `mpp=`"):
+        open_bag(path, um_per_step=128)
+
+
+def test_the_user_may_know_that_these_are_cells(tmp_path):
+    cells = np.random.default_rng(0).uniform(0, 10_000, (N, 2))
+    path = write_h5(tmp_path / "slide.h5", {"features": FEATURES, "coords": cells})
+    with pytest.raises(DataError, match="continuous=True"):
+        open_bag(path)
+    assert open_bag(path, continuous=True).step.source == "spacing"
+    assert describe_bag(path, continuous=True).phases is None
+    np.savez(tmp_path / "tiles.npz", features=FEATURES, coords=corners(512), continuous=True)
+    assert describe_bag(tmp_path / "tiles.npz", continuous=False).phases == 1
+
+
 def test_the_user_may_know_the_size_of_a_pixel(tmp_path):
     path = tmp_path / "slide.npz"
     np.savez(path, features=np.zeros((4, 2), np.float32), coords=[[0, 0], [512, 0], [0, 512], [512, 512]], unit="px0")

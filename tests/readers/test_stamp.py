@@ -41,7 +41,7 @@ def test_pixels_of_unknown_size(tmp_path):
 @pytest.mark.parametrize("about", [STAMP_ATTRIBUTES, {"extractor": "uni", "unit": "um", "tile_size": 256.0}])
 def test_lost_unit_is_not_taken_for_pixels(tmp_path, lost, about):
     path = write_stamp(tmp_path, about={name: about[name] for name in about if name != "unit"} | lost)
-    with pytest.raises(DataError, match="its coordinates have (no unit|the unit 'ul'), where .* writes 'um'"):
+    with pytest.raises(DataError, match=r"its coordinates have (no unit|the unit 'ul'), where .* writes 'um'"):
         open_bag(path)
 
 

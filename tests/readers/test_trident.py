@@ -120,6 +120,14 @@ def test_lock_means_that_a_file_is_being_written(tmp_path):
     assert "being written" in found.set_aside[0].reason
 
 
+def test_pt_in_a_folder_of_any_name_beside_patches(tmp_path):
+    path = write_trident(tmp_path, kind="pt", folder="my_coordinates")
+    bag = open_bag(path)
+    assert_same_bag(bag)
+    assert bag.step.source == "metadata"
+    assert find_bags(tmp_path).bags[0].format == "trident"
+
+
 def test_tilings_and_states_are_not_bags(tmp_path):
     write_trident(tmp_path, "a")
     write_trident(tmp_path, "b", mpp=0.5)

@@ -18,9 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psamil.errors import PsamilError
-
-FREELY_COMPRESSED_BYTES = 256 << 20  # arrays up to here may be compressed to any degree
-MAX_COMPRESSION = 100  # larger ones to this degree; features hardly compress at all
+from psamil.readers.arrays import is_bomb
 
 
 class ChunkList(NamedTuple):
@@ -72,10 +70,9 @@ class Chunks:
         needed, found = prod(self.per_axis), self.dataset.id.get_num_chunks()
         if found != needed:
             raise ValueError(f"its shape {self.shape} needs {needed} pieces, and {found} are there")
-        allowed_bytes = self.file_bytes
-        if self.is_filtered:
-            allowed_bytes = max(FREELY_COMPRESSED_BYTES, MAX_COMPRESSION * self.file_bytes)
-        if needed * self.chunk_bytes > allowed_bytes:
+        needed_bytes = needed * self.chunk_bytes
+        is_too_large = needed_bytes > self.file_bytes and not self.is_filtered
+        if is_too_large or is_bomb(needed_bytes, self.file_bytes):
             raise ValueError(f"its shape {self.shape} needs more bytes than the file can hold")
 
     def _check_places(self) -> None:

@@ -2,7 +2,7 @@
 
 - Feature files say nothing about their tiles: the side of a tile comes from ``patches/``, if these are the same tiles.
 - Features are appended batch by batch: a killed run leaves a valid file with too few rows, seen only beside
-  ``patches/``.
+  ``patches/``, or beside the ``.pt``, which is written when all rows are there.
 - ``.pt`` files have no coordinates of their own; their rows are those of the ``.h5`` of the same slide, or of
   ``patches/``.
 - Other files of features and coordinates without any attributes are read in the same way, with a leading batch axis or
@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from psamil.errors import DataError
@@ -60,6 +59,7 @@ def read(path: Path, member: str | None = None, *, with_features: bool = True) -
     if raw_coords is None:
         return Tiles(features, None, unit="px", notes=notes)
     coords = one_corner_per_tile(path, raw_coords, features)
+    notes += _check_completion(path, len(features))
     for tiling in tilings:
         tiling.check(path, coords)
     own_tiling = next((tiling for tiling in tilings if tiling.begins_with(coords)), None)
@@ -109,13 +109,32 @@ def _tiling_paths(path: Path, has_coords: bool) -> Iterator[Path]:
             yield file
 
 
+def _check_completion(path: Path, tiles: int) -> tuple[str, ...]:
+    """CLAM writes ``pt_files/<slide>.pt`` after the last row of ``h5_files/<slide>.h5``. A note if it is missing."""
+    folder = path.parent.parent / "pt_files"
+    if path.parent.name != "h5_files" or not folder.is_dir():
+        return ()
+    marker = folder / f"{path.stem}.pt"
+    if not marker.is_file():
+        return (f"There is no {marker}, which CLAM writes when a slide is complete: check that all tiles are there.",)
+    try:
+        complete = one_row_per_tile(marker, load_pickled(marker, with_features=False).features).shape[0]
+    except DataError as error:
+        raise DataError(path, f"may be incomplete: {marker} beside it {error.cause}", error.remedy) from error
+    if complete != tiles:
+        cause = f"is incomplete or mixed up: it has {tiles} tiles, and {marker} has {complete}"
+        raise DataError(path, cause, "extract the features of this slide again")
+    return ()
+
+
 def _coords_of_neighbours(path: Path, tilings: list[Tiling], tiles: int) -> NDArray[Any] | None:
     """Coordinates for rows that have none: of the same slide's ``.h5``, or of its tiling, if it has as many rows."""
     beside: list[tuple[Path, NDArray[Any]]] = []
     h5 = path.parent.parent / "h5_files" / f"{path.stem}.h5"
     if path.parent.name == "pt_files" and h5.is_file():
         with CheckedH5(h5) as file:
-            beside.append((h5, np.squeeze(file.read("coords"))))
+            coords = file.read("coords")
+            beside.append((h5, coords[0] if coords.ndim == 3 and len(coords) == 1 else coords))
     beside += [(tiling.path, tiling.coords) for tiling in tilings]
     fitting = next((coords for _, coords in beside if len(coords) == tiles), None)
     if fitting is None and beside:

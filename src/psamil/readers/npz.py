@@ -8,6 +8,7 @@
       mpp                                      micrometres per level-0 pixel
       continuous                               true for cells or spots, which lie on no lattice
       encoder                                  name
+      feature_names                            (dim,) texts
 
     <output>/tile_embeddings/<slide>.npz, .pt  features (n, dim); an .npz may add tile_index (n,)
     <output>/tile_embeddings/<slide>.meta.json artifact_type, num_tiles, encoder_name, tile_size_lv0
@@ -30,7 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from psamil.errors import DataError
-from psamil.readers.arrays import hollow, one_corner_per_tile, one_row_per_tile
+from psamil.readers.arrays import hollow, is_bomb, one_corner_per_tile, one_row_per_tile
 from psamil.readers.pickled import load_pickled
 from psamil.readers.tiles import Tiles
 from psamil.readers.tilings import positive
@@ -115,6 +116,9 @@ def _header(path: Path, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> tup
     if announced != held and not dtype.hasobject:
         cause = f"is damaged: {entry.filename!r} {shape} needs {announced} bytes, the file has {held} of it"
         raise DataError(path, cause, MADE_AGAIN)
+    if is_bomb(announced, min(entry.compress_size, path.stat().st_size)):
+        cause = f"is refused: {entry.filename!r} unpacks to {announced} bytes from {entry.compress_size}"
+        raise DataError(path, cause, "write it without compression if that is right")
     return shape, dtype
 
 
@@ -136,6 +140,7 @@ def _read_plain(path: Path, with_features: bool) -> Tiles:
         mpp=positive(stated["mpp"]),
         continuous=bool(stated["continuous"]),
         encoder=None if stated["encoder"] is None else str(stated["encoder"]),
+        feature_names=_feature_names(path, arrays, features.shape[1]),
     )
 
 
@@ -149,6 +154,15 @@ def _features(path: Path, arrays: Headers, with_features: bool) -> NDArray[np.fl
     if dtype.kind in "iub":  # one-hot types, counts
         features = features.astype(np.float32) if with_features else hollow(shape, np.float32)
     return one_row_per_tile(path, features)
+
+
+def _feature_names(path: Path, arrays: Headers, dim: int) -> tuple[str, ...] | None:
+    if "feature_names" not in arrays:
+        return None
+    names = load_array(path, "feature_names", arrays).ravel()
+    if len(names) != dim:
+        raise DataError(path, f"has {len(names)} names for {dim} columns of features", MADE_AGAIN)
+    return tuple(name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name) for name in names)
 
 
 def _coords(path: Path, arrays: Headers, features: NDArray[Any]) -> NDArray[np.float64] | None:

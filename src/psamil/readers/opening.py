@@ -39,6 +39,7 @@ class BagSummary:
     duplicates: int
     phases: int | None
     warnings: tuple[str, ...]
+    feature_names: tuple[str, ...] | None = None  # of each column of features, where the file names them
     non_finite: int | None = None  # tiles with NaN or infinite features; None: not counted
 
     @property
@@ -54,6 +55,7 @@ def open_bag(
     step: float | None = None,
     mpp: float | None = None,
     um_per_step: float | None = None,
+    continuous: bool | None = None,
     non_finite: str = "error",
     positions: str = "file",
 ) -> Bag:
@@ -64,8 +66,9 @@ def open_bag(
         format: name of its format, one of ``READERS``; by default the file tells.
         member: which bag, for files that hold several.
         step: distance of neighbouring tiles in the unit of the file, if you know better than the file.
-        mpp: micrometres per level-0 pixel, if you know better than the file.
+        mpp: micrometres per pixel of the coordinates, if you know better than the file.
         um_per_step: gives physical positions: one step is this many micrometres.
+        continuous: True for cells or spots anywhere, False for tiles of a lattice, if you know better than the file.
         non_finite: what to do with tiles that have NaN or infinite features: "error", "drop" the tiles or "zero" these
             numbers.
         positions: "file", or "row order" to put the tiles in a line, one step apart, as they are in the file: for files
@@ -79,7 +82,7 @@ def open_bag(
     ref = locate_bag(path, format, member)
     tiles = READERS[ref.format].read(ref.path, ref.member)
     features, keep = _finite_features(ref, tiles.features, non_finite)
-    placed = _place(ref, tiles, positions, step, mpp, um_per_step, keep)
+    placed = _place(ref, tiles, positions, step, mpp, um_per_step, continuous, keep)
     if placed is None:
         raise DataError(
             ref.path,
@@ -105,12 +108,13 @@ def describe_bag(
     step: float | None = None,
     mpp: float | None = None,
     um_per_step: float | None = None,
+    continuous: bool | None = None,
     count_non_finite: bool = False,
 ) -> BagSummary:
     """What is in a bag. Features are loaded only if those that are not finite are to be counted."""
     ref = locate_bag(path, format, member)
     tiles = READERS[ref.format].read(ref.path, ref.member, with_features=count_non_finite)
-    placed = _place(ref, tiles, "file", step, mpp, um_per_step)
+    placed = _place(ref, tiles, "file", step, mpp, um_per_step, continuous)
     n, dim = tiles.features.shape
     return BagSummary(
         ref=ref,
@@ -123,6 +127,7 @@ def describe_bag(
         duplicates=placed.duplicates if placed else 0,
         phases=placed.phases if placed else None,
         warnings=tiles.notes + (placed.warnings if placed else ("The file has no coordinates.",)),
+        feature_names=tiles.feature_names,
         non_finite=sum(int(bad.sum()) for _, bad in _non_finite_rows(tiles.features)) if count_non_finite else None,
     )
 
@@ -134,6 +139,7 @@ def _place(
     step: float | None,
     mpp: float | None,
     um_per_step: float | None,
+    continuous: bool | None,
     keep: NDArray[np.bool_] | None = None,
 ) -> Positions | None:
     """Positions of all tiles, or of those that are kept; None if the file has none."""
@@ -151,11 +157,12 @@ def _place(
     return place_tiles(
         coords if keep is None else coords[keep],
         name=ref.path,
-        unit=tiles.unit,
+        # Who knows how long a pixel is need not know its level: lengths are then in these pixels, as if in level 0.
+        unit="px0" if tiles.unit == "px" and mpp is not None else tiles.unit,
         nominal_step=tiles.nominal_step,
         tile_size=tiles.tile_size,
         mpp=tiles.mpp if mpp is None else mpp,
-        continuous=tiles.continuous,
+        continuous=tiles.continuous if continuous is None else continuous,
         given_step=step,
         um_per_step=um_per_step,
     )

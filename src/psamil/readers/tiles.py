@@ -22,6 +22,7 @@ class Tiles:
     mpp: float | None = None  # micrometres per level-0 pixel
     continuous: bool = False  # cells or spots anywhere, not tiles of a lattice
     encoder: str | None = None
+    feature_names: tuple[str, ...] | None = None  # of each column of features, where the file names them
     notes: tuple[str, ...] = ()  # what a user should know about this file, in whole sentences
 
 

@@ -34,7 +34,7 @@ MAX_STATE_BYTES = 16 << 20
 def recognise(path: Path) -> bool:
     """Attributes that TRIDENT alone writes, or a place in its folders."""
     if path.suffix.lower() in PT:
-        return _is_encoder_folder(path.parent) and _tiling_path(path).is_file()
+        return _is_in_encoder_folder(path) and _tiling_path(path).is_file()
     if path.suffix.lower() not in H5:
         return False
     with CheckedH5(path) as file:
@@ -42,7 +42,7 @@ def recognise(path: Path) -> bool:
             return False
         is_marked = COORDS_ATTRIBUTES & file.attributes("coords").keys()
         is_marked |= FEATURES_ATTRIBUTES & file.attributes("features").keys()
-        if not is_marked and not _is_encoder_folder(path.parent):
+        if not is_marked and not _is_in_encoder_folder(path):
             return False
         refuse_slide_vector(path, file.shape("features"))
         return True
@@ -131,9 +131,10 @@ def _mpp_of_state(path: Path) -> float | None:
         return None  # only a convenience is lost
 
 
-def _is_encoder_folder(folder: Path) -> bool:
+def _is_in_encoder_folder(path: Path) -> bool:
     """``20x_256px_0px_overlap/features_<encoder>``, or any ``features_<encoder>`` beside TRIDENT's ``patches``."""
-    return folder.name.startswith(("features_", "slide_features_")) and folder.parent.name.endswith("_overlap")
+    is_of_job = path.parent.parent.name.endswith("_overlap") or _tiling_path(path).is_file()
+    return is_of_job and path.parent.name.startswith(("features_", "slide_features_"))
 
 
 def _encoder_of_folder(folder: Path) -> str | None:
