@@ -12,8 +12,8 @@ How it is measured:
   page cache of the system for all of them (the first epoch is not counted). Times are wall-clock sums over one epoch,
   the median of the epochs; ratios are of one epoch, and their median.
 - Building the cache is timed apart: it happens once.
-- Two claims are checked: the cache is faster than h5py by ``LEAST_SPEEDUP``, and takes at most ``MOST_OVER_NPY`` times as
-  long as ``.npy`` files that are copied into memory. Mapped ``.npy`` files are shown for comparison; nothing is claimed.
+- Two claims are checked: the cache is faster than h5py by ``LEAST_SPEEDUP``, and takes at most ``MOST_OVER_NPY`` times
+  as long as ``.npy`` files that are copied into memory. Mapped ``.npy`` files are shown for comparison only.
 """
 
 import argparse

@@ -2,6 +2,8 @@
 
 from psamil.bag import Bag, PackedBags, TileStep
 from psamil.cohort import BagCache, Cohort
+from psamil.evaluation.predictor import load
+from psamil.evaluation.run import fit
 from psamil.models import ModelOutput, create_model, list_models, register_model
 from psamil.readers import find_bags, open_bag
 
@@ -14,7 +16,9 @@ __all__ = [
     "TileStep",
     "create_model",
     "find_bags",
+    "fit",
     "list_models",
+    "load",
     "open_bag",
     "register_model",
 ]

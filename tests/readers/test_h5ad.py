@@ -112,6 +112,48 @@ def test_links_and_missing_chunks_are_refused(tmp_path):
         h5ad.read(path)
 
 
+def test_names_of_features(tmp_path):
+    path = write(tmp_path / "S1.h5ad")
+    assert h5ad.read(path).feature_names == ("0", "1", "2", "3", "4")
+    with h5py.File(path, "a") as file:
+        file["var/_index"][:] = ["CD3", "CD8", "CD20", "CD68", "DNA"]
+    assert h5ad.read(path).feature_names == ("CD3", "CD8", "CD20", "CD68", "DNA")
+
+
+def test_facts_that_have_no_value(tmp_path):
+    path = write(tmp_path / "S1.h5ad")
+    with h5py.File(path, "a") as file:
+        file["uns/nothing"] = h5py.Empty("f4")
+    layouts.assert_are_the_cells(h5ad.read(path))
+
+
+def test_objects_and_announced_sizes_are_refused(tmp_path):
+    path = write(tmp_path / "S1.h5ad")
+    with h5py.File(path, "a") as file:
+        file.create_dataset("uns/lists", (3,), h5py.vlen_dtype(np.float32))
+    with pytest.raises(DataError, match="/uns/lists is made of objects"):
+        h5ad.read(path)
+    path = write(tmp_path / "S2.h5ad")
+    with h5py.File(path, "a") as file:
+        file.create_dataset("uns/zeros", (1 << 28,), "f8")
+    with pytest.raises(DataError, match="/uns/zeros needs 2147483648 bytes, and has 0"):
+        h5ad.read(path)
+    path = write(tmp_path / "S3.h5ad", sparse("csr"))
+    with h5py.File(path, "a") as file:
+        file["X"].attrs["shape"] = [layouts.N, 1 << 40]
+    with pytest.raises(DataError, match="is much larger than"):
+        h5ad.read(path)
+
+
+def test_compression_bomb(tmp_path):
+    path = write(tmp_path / "S1.h5ad")
+    with h5py.File(path, "a") as file:
+        zeros = np.zeros((1 << 13, 1 << 13), "f8")
+        file.create_dataset("uns/zeros", data=zeros, chunks=(1 << 10, 1 << 13), compression=9)
+    with pytest.raises(DataError, match="/uns/zeros unpacks to 536870912 bytes"):
+        h5ad.read(path)
+
+
 def test_cells_without_position(tmp_path):
     spatial = layouts.CELLS_XY.copy()
     spatial[2] = np.nan

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from psamil.errors import DataError, MissingExtraError
-from psamil.readers import instance_table
+from psamil.readers import find_bags, instance_table
 from tests.readers import layouts_other as layouts
 
 ENDINGS = [".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet", ".pq"]
@@ -31,7 +31,10 @@ def test_cells_of_one_slide(tmp_path, ending):
     assert tiles.features.dtype == np.float32
     assert tiles.unit == "px"
     one_hot = "'cell_type' is one-hot over the 3 types of this file: B cell, T cell, tumour."
-    assert tiles.notes == (f"{one_hot} Files of other slides must have the same types.", "Columns left out: cell_id.")
+    taken = "Columns of numbers taken as features: CD3, CD8. Left out: cell_id."
+    assert tiles.notes == (f"{one_hot} Files of other slides must have the same types.", taken)
+    types = ("cell_type=B cell", "cell_type=T cell", "cell_type=tumour")
+    assert tiles.feature_names == (*types, "CD3", "CD8")
     layouts.assert_is_hollow(instance_table.read(path, with_features=False), shape=(layouts.N, 5))
 
 
@@ -97,6 +100,69 @@ def test_fields_of_view_in_one_frame_are_one_bag(tmp_path):
 def test_labels_are_no_features(tmp_path):
     table = layouts.cell_table().assign(label=1, patient=7, group=2, survival_months=3.5, fold_0=1, CellID=4)
     layouts.assert_are_the_cells(instance_table.read(write(tmp_path / "S1.csv", table)))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["groups", "patients", "response", "OS_days", "MSI", "grade", "age", "roi", "Overall_Survival", "vital status"],
+)
+def test_facts_about_patients_are_no_features(tmp_path, name):
+    table = layouts.cell_table().assign(**{name: np.arange(layouts.N)})
+    tiles = instance_table.read(write(tmp_path / "S1.csv", table), "0" if name == "roi" else None)
+    assert name not in tiles.feature_names
+    assert tiles.features.shape[1] == 5
+
+
+def test_proteins_with_names_like_facts_are_features(tmp_path):
+    table = layouts.cell_table().assign(OS9=1.5, MSI1=2.5, AGER=3.5)
+    names = instance_table.read(write(tmp_path / "S1.csv", table)).feature_names
+    assert names[-3:] == ("OS9", "MSI1", "AGER")
+
+
+def test_columns_that_describe_bags_are_no_features(tmp_path):
+    table = layouts.cell_table(bag="slide").assign(hospital=np.arange(layouts.N) % 2, gain=1.0)
+    path = write(tmp_path / "cells.csv", table)
+    for slide in ("007", "008"):
+        tiles = instance_table.read(path, slide)
+        assert tiles.feature_names[-3:] == ("CD3", "CD8", "gain")
+        assert "Left out since they are the same in all rows of each bag: hospital." in tiles.notes
+        layouts.assert_is_hollow(instance_table.read(path, slide, with_features=False), shape=(layouts.N // 2, 6))
+    only = table[["slide", "x", "y", "hospital"]]
+    with pytest.raises(DataError, match="has no features: hospital"):
+        instance_table.read(write(tmp_path / "only.csv", only), "007")
+
+
+@pytest.mark.parametrize(
+    ("bag", "field"),
+    [("slide", "fov"), ("sample_id", "roi"), ("slide", "core"), ("slide", "Image"), ("image", "sample")],
+)
+def test_fields_with_positions_of_their_own_are_bags(tmp_path, bag, field):
+    table = layouts.cell_table(bag=bag)
+    table[field] = np.where(np.arange(layouts.N) % 4 < 2, "1", "2")
+    path = write(tmp_path / "cells.csv", table)
+    assert sorted(instance_table.members(path)) == ["007_1", "007_2", "008_1", "008_2"]
+    tiles = instance_table.read(path, "008_2")
+    layouts.assert_are_the_cells(tiles, slice(3, None, 4))
+    assert f"Positions begin anew in every '{field}' of a '{bag}'" in tiles.notes[0]
+    table[field] = table[bag] + table[field]  # names that need no slide
+    assert sorted(instance_table.members(write(path, table))) == ["0071", "0072", "0081", "0082"]
+
+
+def test_fields_side_by_side_are_one_bag(tmp_path):
+    table = layouts.cell_table(bag="slide")
+    table["roi"] = (table["x"] > 1000).astype(int)
+    path = write(tmp_path / "cells.csv", table)
+    assert instance_table.members(path) == ["007", "008"]
+    layouts.assert_are_the_cells(instance_table.read(path, "007"), EVEN)
+
+
+@pytest.mark.parametrize("number", ["{},5", "1.00{},25", "{} µm"])
+def test_positions_that_only_people_read_as_numbers(tmp_path, number):
+    rows = [f"{number.format(i)};{number.format(i)};0.5\n" for i in range(5)]
+    (tmp_path / "S1.csv").write_text("x;y;CD3\n" + "".join(rows))
+    found = find_bags(tmp_path)
+    assert found.bags == ()
+    assert "positions in 'x' that are not numbers" in found.set_aside[0].reason
 
 
 @pytest.mark.parametrize("kind", [bool, "int8", "float64"])

@@ -248,6 +248,7 @@ def test_tables_of_several_slides(tmp_path):
     assert len(found.bags) > 1
     assert [ref.id for ref in found.bags] == [ref.member for ref in found.bags]
     assert open_bag(found.bags[0]).id == found.bags[0].id
+    assert describe_bag(found.bags[0]).feature_names[-2:] == ("CD3", "CD8")
     with pytest.raises(DataError, match=r"holds \d+ bags; name one"):
         open_bag(tmp_path / "cells.csv")
 

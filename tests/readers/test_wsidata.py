@@ -159,12 +159,38 @@ def test_wrong_rows(tmp_path):
         wsidata.read(path)
 
 
-def test_pickles_are_refused(tmp_path):
-    path = layouts.write_wsidata(tmp_path / "S1.zarr", 2)
-    metadata = path / "tables/uni_tiles/obs/tile_id/.zarray"
-    content = json.loads(metadata.read_text()) | {"filters": [{"id": "pickle", "protocol": 5}]}
+PICKLE = {"id": "pickle", "protocol": 5}
+IN_SHARDS = {"name": "sharding_indexed", "configuration": {"codecs": [{"name": "numcodecs.pickle"}]}}
+
+
+@pytest.mark.parametrize(
+    ("zarr_format", "change"),
+    [
+        (2, {"filters": [PICKLE]}),
+        (2, {"compressor": PICKLE}),
+        (2, {"compressor": {"id": "mine"}}),
+        (3, {"codecs": [{"name": "bytes"}, {"name": "numcodecs.pickle"}]}),
+        (3, {"codecs": [IN_SHARDS]}),
+    ],
+    ids=str,
+)
+def test_codecs_that_could_run_code_are_refused(tmp_path, zarr_format, change):
+    path = layouts.write_wsidata(tmp_path / "S1.zarr", zarr_format)
+    metadata = path / "tables/uni_tiles/obs/tile_id" / ("zarr.json" if zarr_format == 3 else ".zarray")
+    content = json.dumps(json.loads(metadata.read_text()) | change)
+    metadata.write_text(content.replace("pickle", "pickl\\u0065"))  # JSON knows several ways to write a name
+    with pytest.raises(DataError, match=r"is refused: it is packed by '(pickle|mine)', which could run code"):
+        wsidata.read(path)
+
+
+@pytest.mark.parametrize("sparse", [None, "csr"])
+def test_sizes_far_beyond_what_is_stored(tmp_path, sparse):
+    path = layouts.write_wsidata(tmp_path / "S1.zarr", sparse=sparse)
+    metadata = path / "tables/uni_tiles/X/zarr.json"
+    content = json.loads(metadata.read_text())
+    (content if sparse is None else content["attributes"])["shape"] = [layouts.N, 1 << 40]
     metadata.write_text(json.dumps(content))
-    with pytest.raises(DataError, match="pickled objects"):
+    with pytest.raises(DataError, match="is refused: it unpacks to"):
         wsidata.read(path)
 
 

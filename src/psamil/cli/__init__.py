@@ -14,12 +14,20 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from psamil.cli.evaluate import evaluate
 from psamil.cli.inspect import inspect
+from psamil.cli.predict import predict
 from psamil.cli.train import train
 from psamil.cohort.simulation import simulate
 from psamil.errors import PsamilError
 
-VERBS: dict[str, Any] = {"inspect": inspect, "simulate": simulate, "train": train}
+VERBS: dict[str, Any] = {
+    "inspect": inspect,
+    "simulate": simulate,
+    "train": train,
+    "evaluate": evaluate,
+    "predict": predict,
+}
 
 
 def main(args: Sequence[str] | None = None) -> None:

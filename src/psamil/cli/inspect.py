@@ -53,7 +53,7 @@ def inspect(
         target: its column of classes or numbers; by default one called label, category or value. Several columns are
             several yes/no labels.
         kind: of the target: "classification" or "regression"; "auto" decides where there is no doubt.
-        classes: which ones, in which order; of two, the second is the positive one. By default all.
+        classes: which ones, in what order: "--classes MSS MSI"; of two, the second is the positive one. By default all.
         time: its column of survival times, instead of a target.
         event: its column where 1 means that the event was seen.
         censorship: its column where 1 means censored.

@@ -9,9 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from psamil.cohort import BagCache, Cohort, k_fold, read_splits
-from psamil.cohort.split_files import fit_to_cohort
-from psamil.evaluation.experiment import cross_validate
+from psamil.evaluation.run import fit
 from psamil.training.settings import TrainingSettings
 
 
@@ -80,36 +78,11 @@ def train(
         damaged: slides that cannot be read: "set aside" or "refuse".
         cache: folder of the cache; by default in the user's cache folder.
     """
+    options = dict(locals())  # each is an option of `fit` by the same name
     console = Console(stderr=True, highlight=False)
-    reading: dict[str, Any] = {"um_per_step": um_per_step, "non_finite": non_finite, "positions": positions}
-    cohort = Cohort.open(
-        features,
-        labels,
-        target=target,
-        kind=kind,
-        classes=classes,
-        time=time,
-        event=event,
-        censorship=censorship,
-        unit=unit,
-        slide_table=slide_table,
-        slide_column=slide_column,
-        patient_column=patient_column,
-        site_column=site_column,
-        cache=BagCache(cache, **reading),
-    )
-    with console.status("reading every slide once"):
-        cohort = cohort.checked(damaged)
-    console.print(str(cohort), markup=False)
-    if splits is None:
-        chosen = k_fold(cohort, folds, val=val, repeats=repeats, seed=split_seed, by_site=by_site)
-    else:
-        fitted = fit_to_cohort(read_splits(splits), cohort)
-        chosen = fitted.splits
-        console.print(f"{len(fitted.unknown)} names of the splits are unknown, {len(fitted.unused)} samples unused")
     report = _Reporter(console, training.epochs)
-    summary = cross_validate(cohort, chosen, training, out, seeds=seeds, fold=fold, report=report)
-    _tell(summary, out, Console(highlight=False))
+    run = fit(**options, tell=lambda text: console.print(text, markup=False), report=report)
+    _tell(run.summary, out, Console(highlight=False))
     return 0
 
 

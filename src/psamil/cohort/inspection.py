@@ -63,7 +63,7 @@ class Inspection:
         good = {bag.ref: bag for bag in self.bags if bag.ref in wanted and bag.n and bag.step and not bag.non_finite}
         try:
             odd = odd_slides(
-                {ref: bag.dim for ref, bag in good.items()}, {ref: getattr(bag, "feature_names", None) for ref, bag in good.items()}
+                {ref: bag.dim for ref, bag in good.items()}, {ref: bag.feature_names for ref, bag in good.items()}
             )
         except DataError:  # half of the slides are of one kind, half of another
             return set()
@@ -106,13 +106,13 @@ class Inspection:
         return [f"There are {len(counts)} {what}: {listed}; {remedy}."]
 
     def _other_names(self) -> Iterator[str]:
-        counts = self.counts(lambda bag: getattr(bag, "feature_names", None))
+        counts = self.counts(lambda bag: bag.feature_names)
         usual = next(iter(counts), ())
-        for names in counts:
-            here, there = ([bag for bag in self.bags if bag.n and getattr(bag, "feature_names", None) == of] for of in (names, usual))
-            if here != there:
-                what = f"columns of features are not named as in {self._named(there)}: {difference(usual, names)}"
-                yield f"{self._named(here)}: {what}; give all slides the same columns in the same order."
+        there = [bag for bag in self.bags if bag.n and bag.feature_names == usual]
+        for names in list(counts)[1:]:
+            here = [bag for bag in self.bags if bag.n and bag.feature_names == names]
+            what = f"columns of features are not named as in {self._named(there)}: {difference(usual, names)}"
+            yield f"{self._named(here)}: {what}; give all slides the same columns in the same order."
 
     def _note(self, odd: Callable[[BagSummary], bool], what: str) -> list[str]:
         bags = [bag for bag in self.bags if odd(bag)]

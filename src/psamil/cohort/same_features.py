@@ -14,14 +14,14 @@ from typing import TypeVar
 from psamil.errors import DataError
 from psamil.readers import READERS, BagRef
 
-NAMING_FORMATS = ("h5ad", "instance_table")  # features of the others are numbers of an encoder, without names
+NAMING_FORMATS = ("h5ad", "instance_table", "npz")  # features of the others are an encoder's, without names
 SAME_COLUMNS = "give all slides the same columns in the same order"
 Names = tuple[str, ...]
 Kind = TypeVar("Kind", bound=Hashable)
 
 
 def feature_names(ref: BagRef) -> Names | None:
-    """Names of the columns of a slide's features; None if its format has none."""
+    """Names of the columns of a slide's features; None if the file does not say them."""
     if ref.format not in NAMING_FORMATS:
         return None
     try:
@@ -32,7 +32,7 @@ def feature_names(ref: BagRef) -> Names | None:
 
 @lru_cache(maxsize=4096)
 def _feature_names(ref: BagRef, changed_ns: int) -> Names | None:
-    return getattr(READERS[ref.format].read(ref.path, ref.member, with_features=False), "feature_names", None)
+    return READERS[ref.format].read(ref.path, ref.member, with_features=False).feature_names
 
 
 def refuse_other_names(names: Mapping[BagRef, Names | None]) -> None:

@@ -23,7 +23,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from psamil.errors import DataError, MissingExtraError
-from psamil.readers.arrays import hollow, one_corner_per_tile
+from psamil.readers.arrays import MAX_SPARSITY, hollow, is_bomb, one_corner_per_tile, plain_float
 from psamil.readers.instance_table import bag_column, position_columns
 from psamil.readers.tiles import Tiles
 
@@ -48,13 +48,16 @@ def read(path: Path, member: str | None = None, *, with_features: bool = True) -
         obs = _obs(path, file, read_elem)
         rows = _rows_of(path, _bags(path, obs), member)
         coords, unit = _coords(path, file, read_elem, obs)
+        names = _feature_names(file, read_elem)
         features = _features(path, file, read_elem, len(obs), rows, with_features)
     if coords is not None:
         coords = one_corner_per_tile(path, coords if rows is None else coords[rows], features)
         without = int((~np.isfinite(coords)).any(1).sum())
         if without:
             raise DataError(path, f"has {without} of {len(coords)} rows without a position", "remove these rows")
-    return Tiles(features, coords, unit=unit, continuous=coords is not None)
+    if names is not None and len(names) != features.shape[1]:
+        raise DataError(path, f"has {len(names)} rows in 'var' for {features.shape[1]} columns of features", MADE_AGAIN)
+    return Tiles(features, coords, unit=unit, continuous=coords is not None, feature_names=names)
 
 
 @contextmanager
@@ -86,13 +89,27 @@ def _refuse_foreign(path: Path, group: h5py.Group) -> None:
         part = group[name]
         if isinstance(part, h5py.Group):
             _refuse_foreign(path, part)
-        elif part.is_virtual or part.id.get_create_plist().get_external_count():
+            continue
+        if part.is_virtual or part.id.get_create_plist().get_external_count():
             raise DataError(path, f"is refused: {part.name} is stored outside of this file", MADE_AGAIN)
-        elif part.chunks is not None:
-            expected = prod(-(-size // side) for size, side in zip(part.shape, part.chunks, strict=True))
-            if part.id.get_num_chunks() != expected:
-                cause = f"is incomplete: {part.name} has {part.id.get_num_chunks()} of {expected} pieces"
-                raise DataError(path, cause, MADE_AGAIN)
+        if part.shape is not None:  # AnnData writes None without a shape
+            _refuse_announced(path, part)
+
+
+def _refuse_announced(path: Path, part: h5py.Dataset) -> None:
+    """Values that the file announces but does not hold, or that are no numbers or texts."""
+    stored = part.id.get_storage_size()
+    if part.dtype.kind == "O" and h5py.check_string_dtype(part.dtype) is None:
+        raise DataError(path, f"is refused: {part.name} is made of objects, not of numbers or texts", MADE_AGAIN)
+    if part.chunks is not None:
+        expected = prod(-(-size // side) for size, side in zip(part.shape, part.chunks, strict=True))
+        if part.id.get_num_chunks() != expected:
+            cause = f"is incomplete: {part.name} has {part.id.get_num_chunks()} of {expected} pieces"
+            raise DataError(path, cause, MADE_AGAIN)
+    elif part.nbytes > stored:
+        raise DataError(path, f"is incomplete: {part.name} needs {part.nbytes} bytes, and has {stored}", MADE_AGAIN)
+    if is_bomb(part.nbytes, stored):
+        raise DataError(path, f"is refused: {part.name} unpacks to {part.nbytes} bytes from {stored}", MADE_AGAIN)
 
 
 def _obs(path: Path, file: h5py.File, read_elem: Callable[[Any], Any]) -> pd.DataFrame:
@@ -100,6 +117,11 @@ def _obs(path: Path, file: h5py.File, read_elem: Callable[[Any], Any]) -> pd.Dat
     if not isinstance(obs, pd.DataFrame):
         raise DataError(path, "has no table 'obs' of its rows", MADE_AGAIN)
     return obs
+
+
+def _feature_names(file: h5py.File, read_elem: Callable[[Any], Any]) -> tuple[str, ...] | None:
+    var = read_elem(file["var"]) if "var" in file else None
+    return tuple(map(str, var.index)) if isinstance(var, pd.DataFrame) else None
 
 
 def _bags(path: Path, obs: pd.DataFrame) -> list[str] | None:
@@ -158,7 +180,9 @@ def _features(
     stored = (x["data"] if is_sparse else x).dtype
     if shape[0] != n or stored.kind not in "fiub":
         raise DataError(path, f"has X of shape {shape} {stored} for {n} rows", MADE_AGAIN)
-    dtype = stored if stored.kind == "f" else np.dtype(np.float32)
+    dtype = plain_float(stored)
+    if is_sparse and is_bomb(prod(shape) * dtype.itemsize, x["data"].nbytes, MAX_SPARSITY):
+        raise DataError(path, f"is refused: X {shape} is much larger than its {x['data'].nbytes} bytes", MADE_AGAIN)
     if not with_features:
         return hollow((n if rows is None else len(rows), shape[1]), dtype)
     values = read_elem(x)

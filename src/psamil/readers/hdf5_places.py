@@ -8,7 +8,7 @@ places of all arrays and of the structures around them are collected, and a file
 - if there is anything but zeros beside plain numbers: what a block that was moved by a few bytes leaves behind.
 
 Known limits: a block that was moved by so little that it leaves only zeros behind; and the second rule is given up for
-files that have groups, or structures of the newer format, which has checksums of its own. The second rule also refuses
+files that have groups, links, or structures of the newer format, which has checksums of its own. That rule also refuses
 whole files in which an array was deleted.
 """
 
@@ -58,7 +58,7 @@ class _Places:
         starts, sizes = np.concatenate(self._starts), np.concatenate(self._sizes)
         are_plain = np.concatenate(self._are_plain)
         order = starts.argsort(kind="stable")
-        order = order[sizes[order] > 0]
+        order = order[sizes[order] != 0]
         return starts[order], (starts + sizes)[order], are_plain[order]
 
 
@@ -75,18 +75,14 @@ def check_places(file: h5py.File, path: Path) -> dict[str, ChunkList]:
     with path.open("rb") as raw:
         headers = [Header.read(raw, h5py.h5o.get_info(owner.id).addr) for owner in (file, *objects)]
         superblock = _superblock(raw)
-        structures = {part for header in headers for part in header.parts}
-        structures |= {heap for header in headers for heap in text_heaps(raw, header)}
-        if superblock is not None:
-            structures |= {(0, superblock.bytes), *_old_structures(raw, headers, superblock)}
-        table = np.array(sorted(structures), np.uint64).reshape(-1, 2).astype(np.int64)
+        table = np.array(sorted(_structures(raw, headers, superblock)), np.uint64).reshape(-1, 2).astype(np.int64)
         places.add(table[:, 0], table[:, 1])
         starts, ends, are_plain = places.sorted()
         size = path.stat().st_size
         if starts[0] < 0 or (ends <= starts).any() or (ends[:-1] > starts[1:]).any() or ends[-1] > size:
             raise ValueError("parts of it overlap or lie outside of the file")
-        has_groups = any(isinstance(owner, h5py.Group) for owner in objects)
-        if superblock is not None and not has_groups and all(header.version == 1 for header in headers):
+        is_all_known = len(own) == len(file) and not any(isinstance(owner, h5py.Group) for owner in objects)
+        if is_all_known and superblock is not None and all(header.version == 1 for header in headers):
             _check_gaps(raw, np.append(starts, size), np.append(0, ends), np.pad(are_plain, 1))
     return chunks
 
@@ -135,7 +131,16 @@ def _superblock(raw: BinaryIO) -> _Superblock | None:
     return _Superblock(100, group_leaf, group_node, chunk_node) if version == 1 else None
 
 
-def _old_structures(raw: BinaryIO, headers: list[Header], superblock: _Superblock) -> Iterator[tuple[int, int]]:
+def _structures(raw: BinaryIO, headers: list[Header], superblock: _Superblock | None) -> set[tuple[int, int]]:
+    """Start and bytes of everything that is known and is no array."""
+    structures = {part for header in headers for part in header.parts}
+    structures |= {heap for header in headers for heap in text_heaps(raw, header)}
+    if superblock is not None:
+        structures |= {(0, superblock.bytes), *_old_indices(raw, headers, superblock)}
+    return structures
+
+
+def _old_indices(raw: BinaryIO, headers: list[Header], superblock: _Superblock) -> Iterator[tuple[int, int]]:
     """Start and bytes of the indices of groups and of chunks."""
     for header in headers:
         for kind, content in header.messages:

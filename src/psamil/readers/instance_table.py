@@ -6,8 +6,11 @@
 |---------------------------------|-----------------------------------------------------------------------------------|
 | positions, both needed          | x and y; x_um, X_centroid, centroid_y, CellX, "Centroid X µm", CenterY_global_px  |
 | type, if any: made one-hot      | cell_type, phenotype, class, ...                                                  |
-| bag of the row, if any          | slide, image, sample, bag, core, fov, each also with _id or _name                 |
-| features                        | all other columns of numbers, except ids, labels and further positions            |
+| bag of the row, if any          | slide, image, sample, bag, core, fov, roi, each also with _id or _name            |
+| features                        | all other columns of numbers, except ids, labels, facts about patients and further|
+|                                 | positions, and except those that are the same in all rows of each of several bags |
+
+Where positions begin anew in every image, core, field of view or region of a slide, each of these is a bag of its own.
 
 A table without positions is a bag only if its columns are nothing but many numbered features, as in the per-slide files
 of DSMIL (0, 1, 2, ...). Every other table, of labels for example, is none.
@@ -20,7 +23,8 @@ import functools
 import gzip
 import re
 import zlib
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import IO, Any
@@ -41,16 +45,46 @@ NOT_BAGS = ("df_slide.csv",)  # belongs to a bag beside it
 SAMPLE_ROWS = 1000  # of a text, from which the type of each column is told
 MIN_NUMBERED_COLUMNS = 16
 MAX_LINE_BYTES = 1 << 20
+OTHER_NUMBER = r"\s*[-+]?\d[\d.,' \u00a0\u202f]*([eE][-+]?\d+)?\s*(px|um|µm|μm)?\s*"
 
 UNIT_WORDS = {"um": "um", "µm": "um", "μm": "um", "micron": "um", "microns": "um", "px": "px", "pixel": "px"}
 PLACE_WORDS = {"centroid", "center", "centre", "cell", "nucleus", "spot", "pos", "position", "coord", "coordinate"}
 PLACE_WORDS |= {"coords", "location", "spatial", "global", "pixels", *UNIT_WORDS}
-BAG_WORDS = ("slide", "image", "sample", "bag", "core", "fov")
+BAG_WORDS = ("slide", "image", "sample", "bag", "core", "fov", "roi")
+FIELD_WORDS = (
+    "fov",
+    "roi",
+    "core",
+    "image",
+    "sample",
+    "bag",
+)  # parts that can have positions of their own, finest first
+FRAME_OVERLAP = 1.2  # of the areas of fields that share a slide, from which on they do not lie side by side
 TYPE_NAMES = {"celltype", "phenotype", "class", "classification", "cellclass", "cellphenotype", "type", "annotation"}
 TYPE_NAMES |= {"celltypes", "celltypename"}
 NO_FEATURE_WORDS = {"id", "ids", "idx", "index", "unnamed", "barcode", "row", "col", "x", "y", "z", *BAG_WORDS}
 NO_FEATURE_WORDS |= {"label", "labels", "target", "outcome", "group", "patient", "case", "subject", "person", "donor"}
 NO_FEATURE_WORDS |= {"cohort", "fold", "split", "event", "censorship", "survival", "time"}
+NO_FEATURE_WORDS |= {f"{word}s" for word in NO_FEATURE_WORDS if len(word) > 2}
+# Taken only as whole words: OS9 and MSI1 are proteins.
+CLINICAL_WORDS = {"os", "pfs", "dfs", "rfs", "efs", "dss", "pfi", "death", "dead", "alive", "vital", "status", "days"}
+CLINICAL_WORDS |= {
+    "months",
+    "years",
+    "age",
+    "sex",
+    "gender",
+    "race",
+    "ethnicity",
+    "grade",
+    "stage",
+    "msi",
+    "mss",
+    "tmb",
+}
+CLINICAL_WORDS |= {"response", "responses", "responder", "recurrence", "relapse", "progression", "treatment", "therapy"}
+CLINICAL_WORDS |= {"arm", "diagnosis", "histology", "subtype", "censored", "censor", "followup", "site", "batch"}
+MAX_NAMED = 30  # columns in a note
 
 
 @dataclass(frozen=True)
@@ -61,46 +95,65 @@ class Columns:
     y: str | None
     unit: str
     bag: str | None
+    field: str | None  # part of the bag that can have positions of its own
     type: str | None
     features: tuple[str, ...]
     left_out: tuple[str, ...]
 
     @property
     def used(self) -> list[str]:
-        return [name for name in (self.x, self.y, self.bag, self.type) if name is not None] + list(self.features)
+        places = (self.x, self.y, self.bag, self.field, self.type)
+        return [name for name in places if name is not None] + list(self.features)
 
 
 def recognise(path: Path) -> bool:
-    is_table = path.name.lower().endswith(TEXT + PARQUET) and path.name not in NOT_BAGS
-    return is_table and _columns(path) is not None
+    if not path.name.lower().endswith(TEXT + PARQUET) or path.name in NOT_BAGS:
+        return False
+    if _columns(path) is not None:
+        return True
+    if path.name.lower().endswith(TEXT):
+        _refuse_other_numbers(path)
+    return False
+
+
+def _refuse_other_numbers(path: Path) -> None:
+    """Positions that are numbers to a reader, but not to a program: 1,5 or 1 234.5."""
+    sample = _load_text(path, None, SAMPLE_ROWS)
+    x, y, _ = position_columns([str(name) for name in sample.columns])
+    for name in (x, y):
+        if name is not None and sample[name].dtype.kind == "O":
+            is_number = sample[name].dropna().astype(str).str.fullmatch(OTHER_NUMBER)
+            if len(is_number) and is_number.mean() > 0.5:
+                cause = f"has positions in {name!r} that are not numbers, such as {sample[name].dropna().iloc[0]!r}"
+                raise DataError(path, cause, "write numbers with a decimal point and without other signs")
 
 
 def members(path: Path) -> list[str | None]:
     columns = _meaning(path)
     if columns.bag is None:
         return [None]
-    bags = _load(path, [columns.bag])[columns.bag]
-    if bags.isna().any():
-        raise DataError(path, f"has {int(bags.isna().sum())} rows without {columns.bag!r}", "complete the column")
-    return [*dict.fromkeys(bags.astype(str))]
+    needed = [columns.bag] if columns.field is None else [columns.x, columns.y, columns.bag, columns.field]
+    return [*dict.fromkeys(_bag_of_row(path, _load(path, [str(name) for name in needed]), columns)[0])]
 
 
 def read(path: Path, member: str | None = None, *, with_features: bool = True) -> Tiles:
     columns = _meaning(path)
+    notes: tuple[str, ...] = ()
     if columns.bag is None:
-        table = _load(path, columns.used)
+        table = rows = _load(path, columns.used)
     else:  # one parse serves all bags of the file
         state = path.stat()
-        table = _load_once(path, tuple(columns.used), state.st_mtime_ns, state.st_size)
+        table, bags, columns, notes = _load_once(path, columns, state.st_mtime_ns, state.st_size)
+        rows = _rows_of(path, table, bags, columns.bag or "", member)
     types = None if columns.type is None else sorted(table[columns.type].dropna().astype(str).unique())
-    if columns.bag is not None:
-        table = _rows_of(path, table, columns.bag, member)
-    notes = _notes(path, columns, types)
+    table = rows
+    notes += _notes(path, columns, types)
     return Tiles(
         features=_features(path, table, columns, types or [], with_features),
         coords=_coords(path, table, columns),
         unit=columns.unit,
         continuous=columns.x is not None,
+        feature_names=(*(f"{columns.type}={name}" for name in types or ()), *columns.features),
         notes=notes,
     )
 
@@ -111,27 +164,33 @@ def meaning_of(columns: dict[str, str]) -> Columns | None:
     if x is None and not _are_numbered_features(columns):
         return None
     is_global = x is not None and "global" in _words(x)  # one frame for all fields of view of a slide
-    bag = bag_column([name for name in columns if not (is_global and "fov" in _words(name))])
+    bag = bag_column([name for name in columns if not (is_global and {"fov", "roi"} & set(_words(name)))])
+    field = None if x is None or is_global or bag is None else bag_column([n for n in columns if n != bag], FIELD_WORDS)
     type_column = next((name for name in columns if "".join(_words(name)) in TYPE_NAMES), None)
     features = [
         name
         for name, kind in columns.items()
-        if kind == "number" and name not in (x, y, bag, type_column) and not NO_FEATURE_WORDS & set(_words(name))
+        if kind == "number" and name not in (x, y, bag, field, type_column) and not _is_no_feature(name)
     ]
     if not features and type_column is None:
         return None
-    used = {x, y, bag, type_column, *features}
+    used = {x, y, bag, field, type_column, *features}
     left_out = tuple(name for name in columns if name not in used)
-    return Columns(x, y, unit, bag, type_column, tuple(features), left_out)
+    return Columns(x, y, unit, bag, field, type_column, tuple(features), left_out)
 
 
-def bag_column(names: list[str]) -> str | None:
+def bag_column(names: list[str], words: tuple[str, ...] = BAG_WORDS) -> str | None:
     """The column that says which bag a row belongs to."""
-    for word in BAG_WORDS:
+    for word in words:
         for name in names:
-            if "".join(_words(name)) in (word, f"{word}id", f"{word}name", f"{word}number"):
+            if "".join(_words(name)) in (word, f"{word}id", f"{word}name", f"{word}number", f"{word}nr"):
                 return name
     return None
+
+
+def _is_no_feature(name: str) -> bool:
+    whole_words = set(re.findall(r"[^\W_]+", name.lower()))
+    return bool(NO_FEATURE_WORDS & set(_words(name)) or CLINICAL_WORDS & whole_words)
 
 
 def _words(name: str) -> list[str]:
@@ -190,8 +249,62 @@ def _columns(path: Path) -> Columns | None:
 
 
 @functools.lru_cache(maxsize=1)
-def _load_once(path: Path, columns: tuple[str, ...], modified_ns: int, size_bytes: int) -> pd.DataFrame:
-    return _load(path, list(columns))
+def _load_once(
+    path: Path, columns: Columns, modified_ns: int, size_bytes: int
+) -> tuple[pd.DataFrame, pd.Series[str], Columns, tuple[str, ...]]:
+    """The table, the bag of each row, the columns without those that describe bags, and what to say about that."""
+    table = _load(path, columns.used)
+    bags, notes = _bag_of_row(path, table, columns)
+    of_bags = _facts_about_bags(table, bags, columns.features)
+    if not of_bags:
+        return table, bags, columns, notes
+    kept = tuple(name for name in columns.features if name not in of_bags)
+    if not kept and columns.type is None:
+        cause = f"has no features: {', '.join(of_bags)} are the same in all rows of each bag"
+        raise DataError(path, cause, "add columns that differ between the rows")
+    notes += (f"Left out since they are the same in all rows of each bag: {_named(of_bags)}.",)
+    return table, bags, replace(columns, features=kept), notes
+
+
+def _bag_of_row(path: Path, table: pd.DataFrame, columns: Columns) -> tuple[pd.Series[str], tuple[str, ...]]:
+    """Name of the bag of each row, and a note if that is only a part of what the table calls a bag."""
+    for name in (columns.bag, columns.field):
+        if name is not None and table[name].isna().any():
+            raise DataError(path, f"has {int(table[name].isna().sum())} rows without {name!r}", "complete the column")
+    bags = table[columns.bag].astype(str)
+    if columns.field is None or not _begin_anew(path, table, columns):
+        return bags, ()
+    fields = table[columns.field].astype(str)
+    is_unique = not pd.DataFrame({"bag": bags, "field": fields}).drop_duplicates()["field"].duplicated().any()
+    note = f"Positions begin anew in every {columns.field!r} of a {columns.bag!r}: each is a bag of its own."
+    return (fields if is_unique else bags + "_" + fields), (note,)
+
+
+def _begin_anew(path: Path, table: pd.DataFrame, columns: Columns) -> bool:
+    """Whether fields of a bag lie over each other, as they do if each has its own origin, and not side by side."""
+    x, y = (pd.Series(_numbers(path, table, str(name), np.float64)) for name in (columns.x, columns.y))
+    bags = table[columns.bag].astype(str).to_numpy()
+    fields = pd.DataFrame({"x": x, "y": y, "bag": bags, "field": table[columns.field].astype(str).to_numpy()})
+
+    def area(by: list[str]) -> pd.Series[float]:
+        sides = fields.groupby(by)[["x", "y"]].agg(np.ptp)
+        return sides["x"] * sides["y"]
+
+    together, single = area(["bag"]), area(["bag", "field"]).groupby("bag").sum()
+    return bool((single > FRAME_OVERLAP * together.reindex(single.index)).any())
+
+
+def _facts_about_bags(table: pd.DataFrame, bags: pd.Series[str], names: tuple[str, ...]) -> list[str]:
+    """Columns with one value in every bag and several in the table: of the patient or slide, not of a cell."""
+    groups = table.groupby(bags.to_numpy())
+    if len(groups) < 2 or (groups.size() > 1).sum() < 2:
+        return []
+    facts = []
+    for name in names:
+        lowest, highest = groups[name].min(), groups[name].max()
+        if lowest.equals(highest) and lowest.nunique() > 1:
+            facts.append(name)
+    return facts
 
 
 def _load(path: Path, columns: list[str]) -> pd.DataFrame:
@@ -210,7 +323,7 @@ def _load_text(path: Path, columns: list[str] | None, rows: int | None) -> pd.Da
             header, first_row = file.readline(), file.readline()
         separator = max(",;\t", key=header.count)
         _check_width(path, header, first_row, separator)
-        bag = bag_column(columns or [])
+        bags = [name for name in columns or [] if bag_column([name]) is not None]
         table = pd.read_csv(
             path,
             sep=separator,
@@ -219,7 +332,7 @@ def _load_text(path: Path, columns: list[str] | None, rows: int | None) -> pd.Da
             low_memory=False,
             float_precision="round_trip",
             index_col=False,
-            dtype={} if bag is None else {bag: str},  # "007" is a name
+            dtype=dict.fromkeys(bags, str),  # "007" is a name
         )
     except (OSError, ValueError, EOFError, zlib.error) as error:  # parser errors of pandas are ValueErrors
         raise _damaged(path, error) from error
@@ -236,8 +349,7 @@ def _check_width(path: Path, header: str, first_row: str, separator: str) -> Non
         raise DataError(path, cause, "name all columns (in R: write.csv, or col.names = NA)")
 
 
-def _rows_of(path: Path, table: pd.DataFrame, column: str, member: str | None) -> pd.DataFrame:
-    bags = table[column].astype(str)
+def _rows_of(path: Path, table: pd.DataFrame, bags: pd.Series[str], column: str, member: str | None) -> pd.DataFrame:
     if member is None and bags.nunique() == 1:
         return table
     rows = table[bags == member]
@@ -293,10 +405,16 @@ def _notes(path: Path, columns: Columns, types: list[str] | None) -> tuple[str, 
         one_hot = f"{columns.type!r} is one-hot over the {len(types)} types of this file: {', '.join(types)}."
         notes.append(f"{one_hot} Files of other slides must have the same types.")
     if columns.left_out:
-        notes.append(f"Columns left out: {', '.join(columns.left_out)}.")
+        features = _named(columns.features) or "none"
+        notes.append(f"Columns of numbers taken as features: {features}. Left out: {_named(columns.left_out)}.")
     if path.name.lower().endswith((".csv", ".tsv")) and not _last_line(path).endswith(("\n", "\r")):
         notes.append("The file does not end with a line break: it may have been cut off.")
     return tuple(notes)
+
+
+def _named(names: Sequence[str]) -> str:
+    more = len(names) - MAX_NAMED
+    return ", ".join(names[:MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def _last_line(path: Path) -> str:

@@ -6,13 +6,17 @@
       tables/<model>_<tile key>/       X (n, dim), obs {tile_id, ...}: the features, as AnnData lays them out
 
 A store can hold several tables: of several encoders, or of several tilings. Features and tiles are joined by tile_id;
-their order differs. Chunks that are missing from a zarr array read as zeros, so they are counted before reading.
+their order differs. Chunks that are missing from a zarr array read as zeros, so they are counted before reading. Arrays
+are refused whose codecs are not known to do nothing but unpack numbers and texts, or that are much larger than what is
+stored of them.
 """
 
 from __future__ import annotations
 
 import importlib
 import json
+from collections.abc import Iterator
+from math import prod
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,12 +26,16 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from psamil.errors import DataError, MissingExtraError
-from psamil.readers.arrays import hollow
+from psamil.readers.arrays import MAX_COMPRESSION, MAX_SPARSITY, hollow, is_bomb, plain_float
 from psamil.readers.tiles import Tiles
 from psamil.readers.tilings import positive
 
 NAME = "wsidata"
 
+CODECS = {"blosc", "zlib", "gzip", "zstd", "lz4", "bz2", "lzma", "shuffle", "delta", "crc32", "crc32c", "adler32"}
+CODECS |= {"fletcher32", "fixedscaleoffset", "bitround", "quantize", "packbits", "astype", "vlen-utf8", "vlen-bytes"}
+CODECS |= {"bytes", "transpose", "sharding_indexed"}  # of zarr 3 alone
+MAX_METADATA_BYTES = 16 << 20
 EXTRACT_AGAIN = "extract the features of this slide again"
 
 
@@ -139,7 +147,10 @@ def _features(x: Path, rows: int, with_features: bool) -> NDArray[np.floating]:
         shape, stored = array.shape, array.dtype
     if len(shape) != 2 or shape[0] != rows:
         raise DataError(x, f"has features of shape {tuple(shape)} for {rows} tile ids", EXTRACT_AGAIN)
-    dtype = stored if stored.kind == "f" else np.dtype(np.float32)
+    if stored.kind not in "fiub":
+        raise DataError(x, f"has features of type {stored}", EXTRACT_AGAIN)
+    dtype = plain_float(stored)
+    _refuse_bomb(x, prod(shape) * dtype.itemsize, MAX_SPARSITY if sparse in ("csr", "csc") else MAX_COMPRESSION)
     if not with_features:
         return hollow(shape, dtype)
     if sparse in ("csr", "csc"):
@@ -206,6 +217,7 @@ def _values(folder: Path, every_chunk: bool = False) -> NDArray[Any]:
     missing = array.nchunks - array.nchunks_initialized
     if every_chunk and missing:
         raise DataError(folder, f"is incomplete: {missing} of {array.nchunks} chunks are missing", EXTRACT_AGAIN)
+    _refuse_bomb(folder, array.nbytes, MAX_COMPRESSION)
     try:
         values = np.asarray(array[...])
     except Exception as error:  # every codec has its own errors
@@ -216,9 +228,11 @@ def _values(folder: Path, every_chunk: bool = False) -> NDArray[Any]:
 def _open_array(folder: Path) -> Any:
     zarr = _import("zarr")
     try:
-        metadata = next(file for file in (folder / "zarr.json", folder / ".zarray") if file.is_file()).read_bytes()
-        if b"pickle" in metadata:
-            raise DataError(folder, "is refused: it holds pickled objects, which could run code", "write plain numbers")
+        metadata = [file for file in (folder / "zarr.json", folder / ".zarray") if file.is_file()]
+        unknown = {codec for file in metadata for codec in _codecs(_json(file))} - CODECS
+        if unknown:
+            cause = f"is refused: it is packed by {', '.join(sorted(map(repr, unknown)))}, which could run code"
+            raise DataError(folder, cause, "write plain numbers")
         return zarr.open_array(str(folder), mode="r")
     except DataError:
         raise
@@ -226,6 +240,30 @@ def _open_array(folder: Path) -> Any:
         raise DataError(
             folder, f"is damaged: no zarr array ({error or type(error).__name__})", EXTRACT_AGAIN
         ) from error
+
+
+def _json(file: Path) -> Any:
+    if file.stat().st_size > MAX_METADATA_BYTES:
+        raise ValueError(f"{file.name} is larger than {MAX_METADATA_BYTES >> 20} MiB")
+    return json.loads(file.read_text())
+
+
+def _codecs(metadata: dict[str, Any]) -> Iterator[str]:
+    """Names of all steps that turn stored bytes into numbers, of zarr 2 and 3, also those inside of other steps."""
+    steps = [metadata.get("compressor"), *(metadata.get("filters") or ())]
+    steps += [*(metadata.get("codecs") or ()), *(metadata.get("index_codecs") or ())]
+    for step in steps:
+        if isinstance(step, str):
+            yield step
+        elif step is not None:
+            yield str(step.get("id", step.get("name"))).removeprefix("numcodecs.")
+            yield from _codecs(step.get("configuration") or {})
+
+
+def _refuse_bomb(folder: Path, array_bytes: int, most: int) -> None:
+    stored = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    if is_bomb(array_bytes, stored, most):
+        raise DataError(folder, f"is refused: it unpacks to {array_bytes} bytes from {stored}", EXTRACT_AGAIN)
 
 
 def _import(module: str) -> ModuleType:

@@ -33,5 +33,5 @@ def predict_logits(
     rows: list[Any] = []
     for batch in loader.batches([sample] for sample in samples):
         with fabric.autocast() if fabric is not None else contextlib.nullcontext():
-            rows.append(model(batch).logits[0].double().cpu().numpy())
+            rows.append(model(batch).logits[0].cpu().double().numpy())
     return np.stack(rows) if rows else np.empty((0, 0))

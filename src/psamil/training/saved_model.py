@@ -14,6 +14,7 @@ from psamil.training.state import read_tensors, write_tensors
 from psamil.training.tasks import Task
 
 FORMAT = "psamil model 1"
+REMEDY = "train it again, or name another file"
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,14 +32,16 @@ class SavedModel:
     @staticmethod
     def load(path: Path | str) -> SavedModel:
         path = Path(path)
-        tensors, about = read_tensors(path)
+        tensors, about = read_tensors(path, REMEDY)
         if about.pop("format", None) != FORMAT:
-            raise DataError(path, "is no model of this version of psamil", "train it again")
+            raise DataError(path, "is no model of this version of psamil", REMEDY)
         try:
             task = Task.from_json(about.pop("task"))
             settings = about["settings"]
             model = create_model(settings["model"], about["in_dim"], task.n_out, **settings["model_options"])
             model.load_state_dict(tensors)
-        except (PsamilError, RuntimeError, KeyError, TypeError) as error:
-            raise DataError(path, f"does not fit this version of psamil ({error})", "train it again") from error
+        except (PsamilError, RuntimeError, KeyError, TypeError, ValueError, AttributeError) as error:
+            cause = " ".join(str(error).split())
+            remedy = "import the code that registers its model, use the version it was made with, or train it again"
+            raise DataError(path, f"does not fit this version of psamil ({cause})", remedy) from error
         return SavedModel(model.eval(), task, about)

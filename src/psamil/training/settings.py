@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import json
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from psamil.errors import OptionError, one_of
@@ -18,7 +19,7 @@ class TrainingSettings:
     model: str = "psa"
     """Name of the model, one of ``psamil.list_models()``."""
     model_options: dict[str, Any] = field(default_factory=dict)
-    """Options of the model, for instance ``{"decay": "cauchy", "heads": 4}``."""
+    """Options of the model, for instance ``{"decay": "cauchy", "heads": 4}``; plain values, as they are saved with it."""
     task: TaskOptions = field(default_factory=TaskOptions)
     """How the outcome becomes a loss."""
     epochs: int = 15
@@ -34,7 +35,7 @@ class TrainingSettings:
     lr: float = 1e-4
     """Highest learning rate."""
     first_lr: float = 1e-6
-    """Learning rate of the first and the last step."""
+    """Learning rate at which the rise begins and the fall ends."""
     warm_up: float = 0.1
     """Share of the steps in which the learning rate rises."""
     constant: float = 0.9
@@ -44,7 +45,7 @@ class TrainingSettings:
     weight_decay: float = 1e-5
     """Of the weights; radii have none."""
     gradient_clip: float | None = 5.0
-    """Largest norm of a gradient."""
+    """Largest norm of a gradient; null for any."""
     patience: int | None = 5
     """Epochs without a better validation score after which training ends; null trains all epochs."""
     seed: int = 0
@@ -66,18 +67,42 @@ class TrainingSettings:
                 raise OptionError(f"{name} is a share of the steps, from 0 to 1, got {getattr(self, name)}")
         if not 0 < self.first_lr <= self.lr:
             raise OptionError(f"first_lr must lie between 0 and lr = {self.lr:g}, got {self.first_lr:g}")
+        for name in ("seed", "weight_decay", "prior_lr_scale"):
+            if not getattr(self, name) >= 0:
+                raise OptionError(f"{name} must not be negative, got {getattr(self, name)}")
+        if self.gradient_clip is not None and not self.gradient_clip > 0:
+            raise OptionError(f"gradient_clip must be positive, or null, got {self.gradient_clip}")
+        for name, option in self.model_options.items():
+            if not _is_plain(option):
+                kind = type(option).__name__
+                raise OptionError(f"option {name!r} of the model is a {kind}; only plain values can be saved with it")
+
+    def to_json(self) -> dict[str, Any]:
+        """All settings as plain values, as they read back from a file."""
+        plain: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        return plain
+
+
+def _is_plain(value: object) -> bool:
+    """Whether it survives a JSON file; a tuple comes back as a list, which models take as well."""
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def lr_factor(step: int, steps: int, settings: TrainingSettings) -> float:
     """Learning rate of a step over the highest one: a linear rise, a plateau, a linear fall.
 
     Of ``steps`` in all, the first ``warm_up`` share rises from first_lr; of the others, the first ``constant`` share
-    stays at lr and the rest falls to first_lr.
+    stays at lr and the rest falls to first_lr. The value is that of the middle of the step, so that the mean over a run
+    is right for any number of steps, even one.
     """
     low = settings.first_lr / settings.lr
     rise = settings.warm_up * steps
     fall_begins = rise + settings.constant * (steps - rise)
-    at = step + 0.5  # the middle of the step
+    at = step + 0.5
     if at < rise:
         return low + (1 - low) * at / rise
     if at <= fall_begins:

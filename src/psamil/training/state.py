@@ -24,16 +24,23 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str,
     """A safetensors file with ``about`` as JSON in its header."""
     plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     with atomic_write(path) as temporary:
-        save_file(plain, temporary, metadata={"about": json.dumps(about)})
+        try:
+            save_file(plain, temporary, metadata={"about": json.dumps(about)})
+        except SafetensorError as error:  # which hides the error of the system
+            raise OSError(str(error)) from error
 
 
-def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def read_tensors(path: Path, remedy: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors and header. DataError with this remedy if the file is damaged or of another kind."""
     try:
         with safe_open(path, framework="pt") as file:
             about = json.loads((file.metadata() or {})["about"])
+            if not isinstance(about, dict):
+                raise ValueError("its header is no mapping")
             return {name: file.get_tensor(name) for name in file.keys()}, about  # noqa: SIM118 (no mapping)
-    except (OSError, SafetensorError, KeyError, json.JSONDecodeError) as error:
-        raise DataError(path, f"is no model or state of psamil ({error})", "delete it, or name another file") from error
+    except (OSError, SafetensorError, KeyError, ValueError, RecursionError) as error:
+        cause = (str(error).splitlines() or [type(error).__name__])[0]
+        raise DataError(path, f"is damaged, or no file of psamil ({cause})", remedy) from error
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

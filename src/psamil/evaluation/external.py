@@ -1,0 +1,224 @@
+"""External validation: the models of a run on another cohort.
+
+Nothing is fitted to the other cohort: temperatures and thresholds are those of the run. Whoever was in the training data
+does not belong into it, which is checked by the names of patients and samples.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from psamil.bag import Bag
+from psamil.cohort import BagCache, Cohort, Sample, Splits
+from psamil.cohort.tables import quoted
+from psamil.errors import DataError, OptionError, one_of
+from psamil.evaluation.experiment import write_table
+from psamil.evaluation.intervals import Interval, bootstrap_interval
+from psamil.evaluation.predictor import Predictor
+from psamil.evaluation.resampling import Statistic, auc_statistic, concordance_statistic, statistic_of_rows
+from psamil.evaluation.run import data_of, read_predictions
+from psamil.evaluation.scores import by_patient, score, truth
+from psamil.files import write_json
+from psamil.training.metrics import Integers
+from psamil.training.tasks import Task
+
+OVERLAPS = ("refuse", "leave out", "allow")
+RESAMPLES = 1000
+OUTCOME_COLUMNS = ("target", "time", "event", "censorship")
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """Samples of a cohort that the models have seen, themselves or another slide of the patient."""
+
+    samples: tuple[str, ...] = ()
+    patients: tuple[str, ...] = ()
+    unknown: str = ""  # why it cannot be known, or not all of it
+
+    def __str__(self) -> str:
+        seen = f"{len(self.samples)} samples of {len(self.patients)} patients were in the training data of the run"
+        return "; ".join(filter(None, [seen if self.samples else "", self.unknown]))
+
+
+def open_like(
+    predictor: Predictor,
+    features: str | Path,
+    labels: str | Path | pd.DataFrame,
+    *,
+    reading: Mapping[str, Any] | None = None,
+    cache: str | Path | None = None,
+    **options: Any,
+) -> Cohort:
+    """Another cohort, read as that of the run was. What is given here comes first.
+
+    Args:
+        predictor: of the run.
+        features: folder of features.
+        labels: table of labels.
+        reading: options of :func:`psamil.open_bag`.
+        cache: folder of the cache.
+        options: of :meth:`psamil.Cohort.open`. One of ``target``, ``time``, ``event`` and ``censorship`` stands for all
+            four; those that are None count as not given.
+    """
+    runs = run_folders(predictor)
+    before = data_of(runs[0]) if runs else {"outcome": {}, "reading": {}}
+    given = {name: value for name, value in options.items() if value is not None}
+    names_outcome = any(name in given for name in OUTCOME_COLUMNS)
+    kept = {
+        k: v for k, v in before["outcome"].items() if v is not None and not (names_outcome and k in OUTCOME_COLUMNS)
+    }
+    asked = {name: value for name, value in (reading or {}).items() if value is not None}
+    kind = predictor.task.kind if predictor.task.kind in ("classification", "regression") else "auto"
+    loader = BagCache(cache, **{**before["reading"], **asked})
+    return Cohort.open(features, labels, **{"kind": kind, **kept, **given}, cache=loader)
+
+
+def evaluate_run(
+    predictor: Predictor,
+    cohort: Cohort,
+    out: str | Path,
+    *,
+    overlap: str = "refuse",
+    progress: Callable[[Sequence[Sample]], Iterable[Sample]] = lambda samples: samples,
+) -> dict[str, Any]:
+    """Metrics of a run on another cohort, with 95% bootstrap intervals over its patients.
+
+    Args:
+        predictor: all models of a run, or one.
+        cohort: whose damaged slides are set aside already (:meth:`psamil.cohort.Cohort.checked`).
+        out: new folder for ``metrics.json`` and ``predictions.csv``.
+        overlap: what to do with samples that the models were trained on: "refuse", "leave out" or "allow".
+        progress: wraps the samples as they are worked on.
+
+    Returns:
+        The content of ``metrics.json``.
+    """
+    out = Path(out)
+    if overlap not in OVERLAPS:
+        raise one_of("policy for overlaps", overlap, OVERLAPS)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise DataError(out, "is not an empty folder", "choose a new one")
+    seen = find_overlap(predictor, cohort)
+    if seen.samples and overlap == "refuse":
+        cause = f"{seen}: {quoted(seen.samples)}"
+        raise OptionError(f"{cause}; leave them out, or allow it, with the option overlap")
+    if overlap == "leave out":
+        cohort = cohort.select(set(cohort.ids) - set(seen.samples))
+    if not len(cohort):
+        raise OptionError("no sample is left to evaluate on: all were in the training data of the run")
+    predictor.task.targets(cohort.outcome)  # refuses an outcome of another kind, and unknown classes
+    table = _predictions(predictor, cohort, progress)
+    intervals = score_with_intervals(by_patient(table), predictor.task, predictor.threshold)
+    result = {
+        "models": [str(member.path) for member in predictor.members],
+        "temperatures": [member.temperature for member in predictor.members],
+        "threshold": predictor.threshold,
+        "cohort": {"headline": cohort.headline, "fingerprint": cohort.fingerprint()},
+        "overlap": {"policy": overlap, **asdict(seen)},
+        "notes": int((table["note"] != "").sum()),
+        "metrics": {name: _plain(interval) for name, interval in intervals.items()},
+    }
+    write_table(out / "predictions.csv", table)
+    write_json(out / "metrics.json", result)
+    return json.loads(json.dumps(result))  # as it reads back
+
+
+def score_with_intervals(patients: pd.DataFrame, task: Task, threshold: float) -> dict[str, Interval]:
+    """All metrics of a table of patients. Classes, or event and censored, keep their numbers in the resamples."""
+    names = patients["patient"].to_numpy()
+    strata = {"classification": "truth", "survival": "event"}.get(task.kind)
+    kinds = None if strata is None else patients[strata].to_numpy()
+    scores_of: dict[bytes, dict[str, float]] = {}  # resamples are the same for all metrics
+
+    def score_rows(rows: Integers) -> dict[str, float]:
+        key = rows.tobytes()
+        if key not in scores_of:
+            scores_of[key] = score(patients.iloc[rows], task, threshold)
+        return scores_of[key]
+
+    intervals = {}
+    for metric in score_rows(np.arange(len(patients))):
+        quick = _quick_statistic(metric, patients, task)
+        statistic = quick or statistic_of_rows(lambda rows, metric=metric: score_rows(rows)[metric])  # type: ignore[misc]
+        intervals[metric] = bootstrap_interval(statistic, names, kinds, resamples=RESAMPLES)
+    return intervals
+
+
+def find_overlap(predictor: Predictor, cohort: Cohort) -> Overlap:
+    """By patient, sample and slide. Training data are the training and validation parts of the models' folds."""
+    samples: set[str] = set()
+    patients: set[str] = set()
+    strangers = without_patient = 0
+    for path in {member.path.parent.parent for member in predictor.members}:
+        run = _run_of_fold(path)
+        if run is None:
+            strangers += 1
+            continue
+        fold = Splits.load(run / "splits.json")[int(path.name)]
+        patient_of = _patients(run)
+        samples.update(fold.train + fold.val)
+        patients.update(patient_of[id] for id in fold.train + fold.val if id in patient_of)
+        without_patient += sum(id not in patient_of for id in fold.train + fold.val)
+    seen = [s for s in cohort.samples if _was_seen(s, samples, patients)]
+    reasons = [
+        "a model lies outside of its run directory, so its training data are not known" if strangers else "",
+        f"patients of {without_patient} training samples are not known" if without_patient else "",
+    ]
+    whose = sorted({sample.patient for sample in seen})
+    return Overlap(tuple(sample.id for sample in seen), tuple(whose), "; ".join(filter(None, reasons)))
+
+
+def run_folders(predictor: Predictor) -> list[Path]:
+    """The run directories that the models come from; none for a model that was moved elsewhere."""
+    found = (_run_of_fold(member.path.parent.parent) for member in predictor.members)
+    return sorted({run for run in found if run is not None})
+
+
+def _run_of_fold(folder: Path) -> Path | None:
+    run = folder.resolve().parent.parent
+    return run if folder.resolve().parent.name == "folds" and (run / "splits.json").exists() else None
+
+
+def _patients(run: Path) -> dict[str, str]:
+    patients: dict[str, str] = data_of(run)["patients"]
+    if not patients and (run / "predictions.csv").exists():
+        table = read_predictions(run / "predictions.csv")
+        patients = dict(zip(table["sample"], table["patient"], strict=True))
+    return patients
+
+
+def _was_seen(sample: Sample, samples: set[str], patients: set[str]) -> bool:
+    return sample.patient in patients or sample.id in samples or any(ref.id in samples for ref in sample.bags)
+
+
+def _predictions(
+    predictor: Predictor, cohort: Cohort, progress: Callable[[Sequence[Sample]], Iterable[Sample]]
+) -> pd.DataFrame:
+    def bags() -> Iterator[Bag]:
+        return (cohort.load(sample) for sample in progress(cohort.samples))
+
+    rows = pd.DataFrame([prediction.row() for prediction in predictor.predict(bags())])
+    known = {"patient": cohort.patients, **truth(cohort.outcome)}
+    return pd.concat([rows[["sample"]], pd.DataFrame(known), rows.drop(columns="sample")], axis=1)
+
+
+def _quick_statistic(metric: str, patients: pd.DataFrame, task: Task) -> Statistic | None:
+    """Of the metrics that can be taken of all resamples at once."""
+    if metric == "auc":
+        positive = task.classes[1]  # type: ignore[attr-defined]
+        return auc_statistic(patients["truth"] == positive, patients[f"prob_{positive}"])
+    if metric == "c_index":
+        return concordance_statistic(patients["time"], patients["event"], patients["risk"])
+    return None
+
+
+def _plain(interval: Interval) -> dict[str, float | None]:
+    numbers = {"estimate": interval.estimate, "low": interval.low, "high": interval.high}
+    return {name: number if np.isfinite(number) else None for name, number in numbers.items()}

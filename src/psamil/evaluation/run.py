@@ -1,0 +1,203 @@
+"""A run from Python: the same as ``psamil train``, with its results at hand.
+
+>>> run = fit("features", "labels.csv", "run", target="subtype", model="abmil", epochs=20)
+>>> print(run)  # metrics with their uncertainty
+>>> run.predict(bag).probabilities
+
+Beside what :func:`psamil.evaluation.experiment.cross_validate` writes, the run directory gets ``data.json``: how the
+outcome and the features were read, so that other cohorts are read in the same way, and who was in the training data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, overload
+
+import pandas as pd
+
+from psamil.bag import Bag
+from psamil.cohort import BagCache, Cohort, Splits, k_fold, read_splits
+from psamil.cohort.split_files import fit_to_cohort
+from psamil.errors import DataError, one_of
+from psamil.evaluation.experiment import Report, cross_validate
+from psamil.evaluation.predictor import Prediction, Predictor, load
+from psamil.files import read_json, unescape_cell, write_json
+from psamil.training.settings import TrainingSettings
+
+DATA_FILE = "data.json"
+TEXTS = ("sample", "patient", "part", "truth", "predicted", "note")  # columns; names of classes may look like numbers
+
+Tell = Callable[[str], None]
+
+
+@dataclass
+class Run:
+    """A run directory."""
+
+    folder: Path
+    summary: dict[str, Any]
+
+    def __str__(self) -> str:
+        head = f"{len(self.summary['finished'])} of {self.summary['folds']} folds; test part, by patient"
+        return f"{head}\n{self.table.to_string(float_format='%.3f', na_rep='')}"
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """One row per metric: mean and standard deviation over folds; where taken, the 95% interval over patients."""
+        columns = ["mean", "sd", "low", "high"]
+        rows = {name: [row.get(column) for column in columns] for name, row in self.summary["metrics"].items()}
+        return pd.DataFrame.from_dict(rows, orient="index", columns=columns, dtype=float)
+
+    @property
+    def predictions(self) -> pd.DataFrame:
+        """Of each sample, by the models of the fold in whose test part it is."""
+        return read_predictions(self.folder / "predictions.csv")
+
+    @cached_property
+    def predictor(self) -> Predictor:
+        """All models of the run."""
+        return load(self.folder)
+
+    @overload
+    def predict(self, bags: Bag) -> Prediction: ...
+
+    @overload
+    def predict(self, bags: Iterable[Bag]) -> list[Prediction]: ...
+
+    def predict(self, bags: Bag | Iterable[Bag]) -> Prediction | list[Prediction]:
+        """What all models of the run say about new bags; see :meth:`psamil.evaluation.predictor.Predictor.predict`."""
+        return self.predictor.predict(bags)
+
+
+def fit(
+    features: str | Path,
+    labels: str | Path | pd.DataFrame,
+    out: str | Path,
+    *,
+    target: str | Sequence[str] | None = None,
+    kind: str = "auto",
+    classes: Sequence[str] | None = None,
+    time: str | None = None,
+    event: str | None = None,
+    censorship: str | None = None,
+    unit: str = "slide",
+    slide_table: str | Path | pd.DataFrame | None = None,
+    slide_column: str | None = None,
+    patient_column: str | None = None,
+    site_column: str | None = None,
+    folds: int = 5,
+    val: float = 0.2,
+    repeats: int = 1,
+    split_seed: int = 0,
+    by_site: bool = False,
+    splits: str | Path | Splits | None = None,
+    fold: int | None = None,
+    seeds: int = 1,
+    training: TrainingSettings = TrainingSettings(),  # noqa: B008 (frozen)
+    um_per_step: float | None = None,
+    non_finite: str = "error",
+    positions: str = "file",
+    damaged: str = "set aside",
+    cache: str | Path | None = None,
+    tell: Tell = lambda text: None,
+    report: Report = lambda job, record: None,
+    **settings: Any,
+) -> Run:
+    """Trains a model by cross-validation, and goes on where an earlier run in the same folder was stopped.
+
+    Args:
+        features: folder of features of any known format.
+        labels: table of labels: CSV, TSV, XLSX or Parquet, or a data frame.
+        out: the run directory; one that exists is gone on with.
+        target, kind, classes, time, event, censorship: what is predicted; see :meth:`psamil.Cohort.open`.
+        unit, slide_table, slide_column, patient_column, site_column: how tables and slides belong together; see there.
+        folds, val, repeats, split_seed, by_site: of the splits; see :func:`psamil.cohort.k_fold`.
+        splits: splits, or a file or folder of them, instead of new ones.
+        fold: work on this fold alone.
+        seeds: trainings per fold, whose predictions are averaged.
+        training: settings of the model and its training.
+        um_per_step, non_finite, positions: how features are read; see :func:`psamil.open_bag`.
+        damaged: slides that cannot be read: "set aside" or "refuse".
+        cache: folder of the cache; by default in the user's cache folder.
+        tell: called with what a user should know about the data; ``print`` for instance.
+        report: called with the name of the job and its line of the history after each epoch; ``print`` for instance.
+        settings: single settings of ``training``: ``model="abmil", epochs=20``.
+    """
+    out, training = Path(out), _with_settings(training, settings)
+    outcome = {"target": target, "classes": classes, "time": time, "event": event, "censorship": censorship}
+    reading = {"um_per_step": um_per_step, "non_finite": non_finite, "positions": positions}
+    _refuse_other_reading(out, reading)
+    cohort = Cohort.open(
+        features,
+        labels,
+        **outcome,  # type: ignore[arg-type]
+        kind=kind,
+        unit=unit,
+        slide_table=slide_table,
+        slide_column=slide_column,
+        patient_column=patient_column,
+        site_column=site_column,
+        cache=BagCache(cache, **reading),
+    )
+    tell("reading every slide once")
+    cohort = cohort.checked(damaged)
+    tell(str(cohort))
+    if splits is None:
+        chosen = k_fold(cohort, folds, val=val, repeats=repeats, seed=split_seed, by_site=by_site)
+    else:
+        chosen = _fitted(splits, cohort, tell)
+    patients = dict(zip(cohort.ids, cohort.patients, strict=True))
+    about = {"outcome": {**outcome, "unit": unit}, "reading": reading, "patients": patients}
+
+    def report_and_remember(job: str, record: dict[str, Any]) -> None:
+        _remember(out, about)  # not only at the end, which a killed run does not reach
+        report(job, record)
+
+    summary = cross_validate(cohort, chosen, training, out, seeds=seeds, fold=fold, report=report_and_remember)
+    _remember(out, about)
+    return Run(out, summary)
+
+
+def data_of(run: Path) -> dict[str, Any]:
+    """What ``data.json`` says; nothing for runs that were not made by :func:`fit`."""
+    found = read_json(run / DATA_FILE) if (run / DATA_FILE).exists() else {}
+    return {name: found.get(name) or {} for name in ("outcome", "reading", "patients")}
+
+
+def read_predictions(path: Path) -> pd.DataFrame:
+    """A table of predictions as it was before it was written: ids and classes are texts, whatever they look like."""
+    table = pd.read_csv(path, converters=dict.fromkeys(TEXTS, unescape_cell)).rename(columns=unescape_cell)
+    if "value" in table and "truth" in table:
+        table["truth"] = pd.to_numeric(table["truth"])
+    return table
+
+
+def _with_settings(training: TrainingSettings, settings: dict[str, Any]) -> TrainingSettings:
+    known = TrainingSettings.__dataclass_fields__
+    for name in settings:
+        if name not in known:
+            raise one_of("setting of training", name, known)
+    return replace(training, **settings)
+
+
+def _fitted(splits: str | Path | Splits, cohort: Cohort, tell: Tell) -> Splits:
+    fitted = fit_to_cohort(splits if isinstance(splits, Splits) else read_splits(splits), cohort)
+    tell(f"{len(fitted.unknown)} names of the splits are unknown, {len(fitted.unused)} samples unused")
+    return fitted.splits
+
+
+def _remember(out: Path, about: dict[str, Any]) -> None:
+    if not (out / DATA_FILE).exists():
+        write_json(out / DATA_FILE, about)
+
+
+def _refuse_other_reading(out: Path, reading: dict[str, Any]) -> None:
+    """The fingerprint of a cohort is about its files, not about how they are read."""
+    before = data_of(out)["reading"]
+    for name, value in reading.items():
+        if before and before.get(name) != value:
+            cause = f"is a run with {name} = {before.get(name)!r}, not {value!r}"
+            raise DataError(out, cause, "choose a new folder, or read the features as before")

@@ -1,0 +1,327 @@
+"""Finished runs on the same splits, side by side: their metrics, and whether they differ.
+
+Each run is compared with a reference on the metric that chose its epochs, by all tests that apply. P-values of one test
+are adjusted for the number of runs by Holm's method.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from psamil.cohort import Splits
+from psamil.errors import DataError, OptionError, one_of
+from psamil.evaluation.comparison import (
+    Comparison,
+    corrected_t_test,
+    delong_test,
+    holm,
+    paired_bootstrap,
+    paired_t_test,
+)
+from psamil.evaluation.resampling import (
+    Statistic,
+    auc_statistic,
+    concordance_statistic,
+    mean_over_folds,
+    statistic_of_rows,
+)
+from psamil.evaluation.scores import by_patient
+from psamil.files import read_json, unescape_cell
+from psamil.training import metrics
+from psamil.training.class_tasks import ClassificationTask, MultiLabelTask
+from psamil.training.fold import HISTORY_FILE, MODEL_FILE
+from psamil.training.metrics import Floats, Integers
+from psamil.training.saved_model import SavedModel
+from psamil.training.survival_task import SurvivalTask
+from psamil.training.tasks import Task
+
+REFERENCES = ("first", "best")
+LOWER_IS_BETTER = ("brier", "ece", "mae")
+PREDICTED = ("logit_", "prob_", "survival_")
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """What a run directory holds, as far as it is finished."""
+
+    path: Path
+    name: str
+    about: dict[str, Any]  # run.json
+    summary: dict[str, Any]  # summary.json
+    splits: Splits
+    task: Task
+    step_um: float | None
+
+    @staticmethod
+    def load(path: Path | str, name: str = "") -> Run:
+        path = Path(path)
+        if not (path / "run.json").is_file():
+            raise DataError(path, "is no run directory (it has no run.json)", "give one that psamil train has written")
+        jobs = sorted(path.glob("folds/*/seed-*/metrics.json"))
+        if not jobs or not (path / "summary.json").is_file():
+            raise DataError(path, "has no finished fold", "go on with psamil train")
+        model = SavedModel.load(jobs[0].parent / MODEL_FILE)
+        return Run(
+            path,
+            name or path.name,
+            read_json(path / "run.json"),
+            read_json(path / "summary.json"),
+            Splits.load(path / "splits.json"),
+            model.task,
+            model.about.get("step_um"),
+        )
+
+    @property
+    def headline(self) -> str:
+        """The metric that chose the epochs."""
+        return self.task.score_name.lstrip("-")
+
+    @cached_property
+    def patients(self) -> pd.DataFrame:
+        """Test predictions by fold and patient (by slide where slides of a patient differ in their truth)."""
+        table = by_patient(read_predictions(self.path / "predictions.csv"))
+        keys = [name for name in ("fold", "patient", "sample") if name in table]
+        return table.sort_values(keys, kind="stable").reset_index(drop=True)
+
+    def jobs(self) -> list[tuple[int, Path]]:
+        """Fold and folder of every finished training."""
+        return [(k, job.parent) for k in self.summary["finished"] for job in self._finished(k)]
+
+    def validation(self, fold: int) -> pd.DataFrame:
+        """Validation predictions of a fold by patient, mean over its seeds; empty without a validation part."""
+        tables = [read_predictions(job.parent / "predictions.csv") for job in self._finished(fold)]
+        tables = [table[table["part"] == "val"].reset_index(drop=True) for table in tables]
+        mean = tables[0].copy()
+        numbers = _predicted(mean)
+        mean[numbers] = np.mean([table[numbers].to_numpy() for table in tables], axis=0)
+        return by_patient(mean) if len(mean) else mean
+
+    def _finished(self, fold: int) -> list[Path]:
+        return sorted((self.path / "folds" / str(fold)).glob("seed-*/metrics.json"))
+
+
+def read_history(job: Path) -> list[dict[str, Any]]:
+    """One record per epoch of a finished training."""
+    lines = (job / HISTORY_FILE).read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines if line.strip()]
+
+
+def read_predictions(path: Path) -> pd.DataFrame:
+    """Names and classes as they are, even if they look like numbers; what was predicted as numbers."""
+    table = pd.read_csv(path, dtype=str, keep_default_na=False).rename(columns=unescape_cell)
+    for name in table:
+        table[name] = table[name].map(unescape_cell)
+    known = [name for name in ("time", "event", "fold") if name in table]
+    numbers = [*_predicted(table), *known, *(name for name in table if str(name).startswith("truth_"))]
+    if "value" in table and "truth" in table:  # of a regression
+        numbers.append("truth")
+    for name in numbers:
+        table[name] = pd.to_numeric(table[name], errors="raise")
+    return table
+
+
+def _predicted(table: pd.DataFrame) -> list[str]:
+    return [str(name) for name in table if str(name).startswith(PREDICTED) or name in ("risk", "value")]
+
+
+@dataclass(frozen=True)
+class Tested:
+    """A run against the reference by one test."""
+
+    run: str
+    reference: str
+    metric: str
+    comparison: Comparison
+    p_holm: float
+
+
+@dataclass(frozen=True, eq=False)
+class RunComparison:
+    """Runs on the same splits. Differences are run minus reference."""
+
+    runs: tuple[Run, ...]
+    reference: Run
+    tests: tuple[Tested, ...]  # test by test, each for all runs but the reference
+
+    @property
+    def metric_names(self) -> list[str]:
+        """Of all runs, the headline first."""
+        names = dict.fromkeys(name for run in self.runs for name in run.summary["metrics"])
+        return sorted(names, key=lambda name: name != self.runs[0].headline)
+
+
+def compare_runs(
+    folders: Sequence[Path | str], *, names: Sequence[str] | None = None, reference: str = "first"
+) -> RunComparison:
+    """Loads runs and tests each against the reference.
+
+    Args:
+        folders: run directories with the same splits and the same finished folds.
+        names: of the runs; by default the model, with the settings in which runs of it differ.
+        reference: "first", or "best": highest mean of the headline metric (lowest for an error). Where the best was
+            chosen on these test results, differences from it are somewhat too large.
+    """
+    if reference not in REFERENCES:
+        raise one_of("reference", reference, REFERENCES)
+    if not folders:
+        raise OptionError("name at least one run directory")
+    if names is not None and len(names) != len(folders):
+        raise OptionError(f"{len(folders)} runs need as many names, got {len(names)}")
+    runs = [Run.load(folder) for folder in folders]
+    chosen = list(names) if names is not None else names_of(runs)
+    if len(set(chosen)) < len(chosen):
+        raise OptionError(f"names of runs must differ, got {', '.join(map(repr, chosen))}")
+    for run in runs[1:]:
+        _refuse_other_data(runs[0], run)
+    named = [_renamed(run, name) for run, name in zip(runs, chosen, strict=True)]
+    best = named[0] if reference == "first" else max(named, key=_goodness)
+    return RunComparison(tuple(named), best, tuple(_tests([run for run in named if run is not best], best)))
+
+
+def names_of(runs: Sequence[Run]) -> list[str]:
+    """The model, with the settings in which runs of this model differ; the folder where that does not tell."""
+    settings = [_flat({**run.about["settings"], "seeds": run.about.get("seeds")}) for run in runs]
+    names = []
+    for own in settings:
+        alike = [other for other in settings if other["model"] == own["model"]]
+        differing = [key for key in own if any(other.get(key) != own[key] for other in alike)]
+        changed = ", ".join(f"{key.rpartition('.')[2]} {own[key]}" for key in differing)
+        names.append(f"{own['model']} ({changed})" if changed else str(own["model"]))
+    return [
+        name if names.count(name) == 1 else f"{name} [{run.path.name}]" for name, run in zip(names, runs, strict=True)
+    ]
+
+
+def _flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in settings.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat
+
+
+def _renamed(run: Run, name: str) -> Run:
+    return Run(run.path, name, run.about, run.summary, run.splits, run.task, run.step_um)
+
+
+def _refuse_other_data(first: Run, other: Run) -> None:
+    remedy = f"compare runs that were trained with the same splits as {first.path} (psamil train --splits)"
+    if other.splits.hash != first.splits.hash:
+        raise DataError(other.path, f"has other splits than {first.path}", remedy)
+    if other.summary["finished"] != first.summary["finished"]:
+        cause = f"has finished folds {other.summary['finished']}, {first.path} has {first.summary['finished']}"
+        raise DataError(other.path, cause, "finish both with psamil train")
+    known = [
+        name
+        for name in first.patients
+        if name in ("fold", "patient", "sample", "time", "event") or str(name).startswith("truth")
+    ]
+    if other.task.kind != first.task.kind or not set(known) <= set(other.patients):
+        raise DataError(other.path, f"predicts something else than {first.path}", remedy)
+    if not first.patients[known].equals(other.patients[known]):
+        raise DataError(other.path, f"has other patients or labels than {first.path}", remedy)
+
+
+def _goodness(run: Run) -> float:
+    mean = run.summary["metrics"][run.headline]["mean"]
+    if mean is None:
+        return -np.inf
+    return -mean if run.headline in LOWER_IS_BETTER else mean
+
+
+def _tests(others: Sequence[Run], reference: Run) -> list[Tested]:
+    found = [_compared(run, reference) for run in others]
+    tests: list[Tested] = []
+    for same_test in zip(*found, strict=True):
+        adjusted = holm([comparison.p_value for comparison in same_test])
+        for run, comparison, p_holm in zip(others, same_test, adjusted.tolist(), strict=True):
+            tests.append(Tested(run.name, reference.name, run.headline, comparison, p_holm))
+    return tests
+
+
+def _compared(run: Run, reference: Run) -> list[Comparison]:
+    """Over folds, then over patients."""
+    first, second = (_per_fold(one) for one in (run, reference))
+    shares = [len(fold.test) / len(fold.train) for fold in run.splits.folds]
+    comparisons = [
+        paired_t_test(first, second),
+        corrected_t_test(first, second, test_to_train=float(np.mean(shares))),
+    ]
+    patients = run.patients["patient"].to_numpy()
+    strata = _strata(run)
+    comparisons.append(paired_bootstrap(statistic_of(run), statistic_of(reference), patients, strata))
+    each_once = len(set(patients)) == len(patients)
+    if isinstance(run.task, ClassificationTask) and run.task.n_out == 1 and each_once:
+        positive = run.task.classes[1]
+        labels = (run.patients["truth"] == positive).to_numpy().astype(int)
+        scores = [one.patients[f"prob_{positive}"].to_numpy() for one in (run, reference)]
+        comparisons.append(delong_test(labels, *scores, run.patients["fold"].to_numpy()))
+    return comparisons
+
+
+def _per_fold(run: Run) -> Floats:
+    values = run.summary["metrics"][run.headline]["per_fold"]
+    return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
+
+
+def _strata(run: Run) -> Any:
+    """Classes, or event and censored; resamples keep how many there are of each."""
+    if isinstance(run.task, SurvivalTask):
+        return run.patients["event"].to_numpy()
+    return run.patients["truth"].to_numpy() if isinstance(run.task, ClassificationTask) else None
+
+
+def statistic_of(run: Run) -> Statistic:
+    """The headline metric, taken in each fold and averaged, of resampled patients."""
+    table, task = run.patients, run.task
+    if isinstance(task, SurvivalTask):
+        times, events, risks = (table[name].to_numpy() for name in ("time", "event", "risk"))
+        return mean_over_folds(
+            table["fold"], lambda rows: concordance_statistic(times[rows], events[rows], risks[rows])
+        )
+    if isinstance(task, ClassificationTask | MultiLabelTask):
+        labels, scores = indicators(run)
+        return mean_over_folds(table["fold"], lambda rows: _macro_auc(labels[rows], scores[rows]))
+    values, predicted = table["truth"].to_numpy(), table["value"].to_numpy()
+
+    def error_of(rows: Integers) -> Statistic:
+        return statistic_of_rows(lambda drawn: metrics.mean_absolute_error(values[rows][drawn], predicted[rows][drawn]))
+
+    return mean_over_folds(table["fold"], error_of)
+
+
+def indicators(run: Run) -> tuple[Integers, Floats]:
+    """Yes or no, and probability, of every class or label (n, m); of two classes, the positive one alone."""
+    table, task = run.patients, run.task
+    if isinstance(task, MultiLabelTask):
+        labels, scores = (table[[f"{kind}_{name}" for name in task.labels]] for kind in ("truth", "prob"))
+        return labels.to_numpy(dtype=np.int64), scores.to_numpy(dtype=np.float64)
+    assert isinstance(task, ClassificationTask)
+    classes = task.classes[1:] if task.n_out == 1 else task.classes
+    labels = np.stack([(table["truth"] == name).to_numpy().astype(np.int64) for name in classes], axis=1)
+    return labels, table[[f"prob_{name}" for name in classes]].to_numpy(dtype=np.float64)
+
+
+def _macro_auc(labels: Integers, scores: Floats) -> Statistic:
+    """The mean over classes, or labels, for which it is defined."""
+    each = [auc_statistic(labels[:, i], scores[:, i]) for i in range(labels.shape[1])]
+
+    def statistic(counts: Floats) -> Floats:
+        values = np.stack([one(counts) for one in each])
+        defined = np.isfinite(values).sum(0)
+        return np.divide(np.nansum(values, axis=0), defined, out=np.full(len(counts), np.nan), where=defined > 0)
+
+    return statistic
+
+
+def comparison_row(tested: Tested) -> dict[str, Any]:
+    """As a row of a table."""
+    who = {"run": tested.run, "reference": tested.reference, "metric": tested.metric}
+    return {**who, **asdict(tested.comparison), "p_holm": tested.p_holm}

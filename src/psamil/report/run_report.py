@@ -1,0 +1,194 @@
+"""One HTML file about one or several runs: data and protocol, results, curves, versions. It loads nothing from outside."""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from psamil.errors import MissingExtraError
+from psamil.evaluation.run_comparison import Run, RunComparison
+from psamil.files import atomic_write
+from psamil.report.run_figures import Figure, figures_of
+from psamil.report.tables import html_results, html_table, html_tests, metric_title
+
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+CSS = """
+:root { --ink: #20242b; --soft: #5b616b; --line: #d9dce2; --accent: #0b6e99; }
+* { box-sizing: border-box; }
+body { margin: 0 auto; max-width: 62rem; padding: 2.5rem 1.5rem 4rem; color: var(--ink); background: #fff;
+  font: 15px/1.55 system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-serif; }
+h1 { font-size: 1.7rem; line-height: 1.25; margin: 0 0 .3rem; overflow-wrap: anywhere; }
+h2 { font-size: 1.15rem; margin: 2.6rem 0 .8rem; padding-bottom: .3rem; border-bottom: 2px solid var(--accent); }
+h3 { font-size: 1rem; margin: 0 0 .4rem; }
+p { margin: .4rem 0 .8rem; max-width: 46rem; }
+.lead, figcaption, .note { color: var(--soft); }
+.note, figcaption { font-size: .87rem; }
+.table { overflow-x: auto; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .87rem; margin: .4rem 0 .8rem; }
+thead th { border-top: 1.5px solid var(--ink); border-bottom: 1px solid var(--ink); vertical-align: bottom; }
+tbody tr:last-child > * { border-bottom: 1.5px solid var(--ink); }
+th, td { padding: .35rem .7rem; text-align: center; }
+td { white-space: nowrap; }
+thead th:first-child, tbody th { text-align: left; padding-left: .2rem; }
+tbody th { font-weight: 600; overflow-wrap: anywhere; min-width: 7rem; }
+td small { color: var(--soft); }
+.facts td { text-align: left; white-space: normal; overflow-wrap: anywhere; }
+.figures { display: flex; flex-wrap: wrap; gap: 1.5rem 2rem; }
+figure { margin: 0; flex: 0 1 auto; max-width: 100%; }
+figure svg { max-width: 100%; height: auto; display: block; }
+figcaption { max-width: 34rem; }
+@media print {
+  body { max-width: none; padding: 0; font-size: 10pt; }
+  h2 { break-after: avoid; }
+  figure, table { break-inside: avoid; }
+  .table { overflow: visible; }
+  @page { margin: 18mm; }
+}
+"""
+
+
+def write_report(
+    comparison: RunComparison, path: Path, *, title: str = "", notes: Sequence[str] = (), planted_steps: float | None = None
+) -> None:
+    """Writes the page. Without matplotlib it has no figures, and says so.
+
+    Args:
+        comparison: of one or several runs.
+        path: of the HTML file.
+        title: heading; by default the names of the runs.
+        notes: sentences that stand under the heading.
+        planted_steps: see :func:`psamil.report.run_figures.figures_of`.
+    """
+    missing = ""
+    try:
+        figures = figures_of(comparison.runs, planted_steps=planted_steps)
+    except MissingExtraError as error:
+        figures, missing = [], str(error)
+    heading = title or " · ".join(run.name for run in comparison.runs)
+    text = "\n".join(_page(comparison, figures, heading, notes, missing)) + "\n"
+    with atomic_write(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def _page(
+    comparison: RunComparison, figures: Sequence[Figure], heading: str, notes: Sequence[str], missing: str
+) -> Iterator[str]:
+    title = html.escape(heading)
+    yield "<!doctype html>"
+    yield f'<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{title}</title>'
+    yield f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
+    yield '<meta name="viewport" content="width=device-width, initial-scale=1">'
+    yield f"<style>{CSS}</style>\n</head>\n<body>\n<h1>{title}</h1>"
+    for note in notes:
+        yield f'<p class="lead">{html.escape(note)}</p>'
+    yield "<h2>Results</h2>"
+    yield html_results(comparison)
+    yield f'<p class="note">{html.escape(_how_to_read(comparison))}</p>'
+    yield from _tests(comparison)
+    if missing:
+        yield f'<p class="note">{html.escape(missing)}</p>'
+    if figures:
+        yield '<h2>Curves</h2>\n<div class="figures">'
+        for figure in figures:
+            caption = html.escape(figure.caption)
+            yield f"<figure><h3>{html.escape(figure.title)}</h3>\n{figure.svg}\n<figcaption>{caption}</figcaption></figure>"
+        yield "</div>"
+    yield "<h2>Data and protocol</h2>"
+    yield _facts(_protocol(comparison))
+    yield "<h2>Settings</h2>"
+    yield _settings(comparison.runs)
+    yield "<h2>Versions</h2>"
+    yield _versions(comparison.runs)
+    yield "</body>\n</html>"
+
+
+def _how_to_read(comparison: RunComparison) -> str:
+    metric = metric_title(comparison.runs[0].headline)
+    best = " Bold: the best mean." if len(comparison.runs) > 1 else ""
+    return (
+        "Test parts, by patient: mean ± standard deviation over folds; in brackets the 95% bootstrap interval over "
+        f"patients.{best} Epochs were chosen by {metric} on validation parts, as were thresholds and temperatures. "
+        "↓ less is better."
+    )
+
+
+def _tests(comparison: RunComparison) -> Iterator[str]:
+    if not comparison.tests:
+        return
+    metric, reference = metric_title(comparison.runs[0].headline), comparison.reference.name
+    yield f"<h2>{html.escape(f'Differences in {metric} from {reference}')}</h2>"
+    yield html_tests(comparison)
+    yield (
+        '<p class="note">Run minus reference; two-sided. Folds share training data, which the paired t-test ignores and '
+        "the corrected one accounts for. Tests over patients take the trained models as given. Holm’s method adjusts "
+        "each test for the number of runs.</p>"
+    )
+
+
+def _protocol(comparison: RunComparison) -> list[tuple[str, str]]:
+    first = comparison.runs[0]
+    splits, finished = first.splits, first.summary["finished"]
+    sizes = [
+        " / ".join(_range([len(getattr(fold, part)) for fold in splits.folds]) for part in ("train", "val", "test"))
+    ]
+    seeds = {run.name: run.about.get("seeds", 1) for run in comparison.runs}
+    same = len(set(seeds.values())) == 1
+    text = str(next(iter(seeds.values()))) if same else ", ".join(f"{name}: {n}" for name, n in seeds.items())
+    return [
+        *_cohorts(comparison.runs),
+        ("splits", f"{splits.name or 'unnamed'}; hash {splits.hash[:16]}"),
+        ("folds", f"{len(finished)} of {len(splits)} finished"),
+        ("samples per part", f"{sizes[0]} (train / validation / test)"),
+        ("trainings per fold", text),
+    ]
+
+
+def _cohorts(runs: Sequence[Run]) -> list[tuple[str, str]]:
+    """One line where all runs used the same data."""
+    told = {run.name: f"{run.about['cohort']['headline']}; fingerprint {run.about['cohort']['fingerprint'][:16]}" for run in runs}
+    if len(set(told.values())) == 1:
+        return [("cohort", next(iter(told.values())))]
+    return [(f"cohort of {name}", text) for name, text in told.items()]
+
+
+def _range(numbers: Sequence[int]) -> str:
+    low, high = min(numbers), max(numbers)
+    return str(low) if low == high else f"{low} to {high}"
+
+
+def _settings(runs: Sequence[Run]) -> str:
+    """All settings, one column per run."""
+    names = dict.fromkeys(name for run in runs for name in run.about["settings"])
+    rows = [[name, *(_value(run.about["settings"].get(name)) for run in runs)] for name in names]
+    return '<div class="facts">' + html_table(["setting", *(run.name for run in runs)], rows) + "</div>"
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_value(item)}" for key, item in value.items()) or "-"
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _versions(runs: Sequence[Run]) -> str:
+    told = []
+    for run in runs:
+        environment = run.about.get("environment", {})
+        packages = environment.get("packages", {})
+        told.append(
+            {**packages, "Python": environment.get("python", "-"), "platform": environment.get("platform", "-")}
+        )
+    names = dict.fromkeys(name for versions in told for name in versions)
+    if all(versions == told[0] for versions in told):
+        return _facts([(name, str(told[0][name])) for name in names])
+    rows = [[name, *(str(versions.get(name, "-")) for versions in told)] for name in names]
+    return '<div class="facts">' + html_table(["", *(run.name for run in runs)], rows) + "</div>"
+
+
+def _facts(rows: Sequence[tuple[str, str]]) -> str:
+    cells = "".join(
+        f'<tr><th scope="row">{html.escape(name)}</th><td>{html.escape(text)}</td></tr>' for name, text in rows
+    )
+    return f'<div class="facts"><table><tbody>{cells}</tbody></table></div>'
