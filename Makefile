@@ -36,8 +36,8 @@ lint: $(STAMP) ## Format and fix what can be fixed, then check types and layers
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-demo: $(STAMP) ## Learn a spatial radius from synthetic slides and write demo-report/
-	$(BIN)/python examples/learn_radius.py --out demo-report
+demo: $(STAMP) ## Simulate slides, train PSA-MIL and ABMIL, compare them in demo-report/index.html
+	$(BIN)/python -m psamil demo --out demo-report
 
 bench: $(STAMP) ## Measure time and memory of the attention
 	$(BIN)/python benchmarks/attention.py

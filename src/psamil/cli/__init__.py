@@ -14,6 +14,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from psamil.cli.compare import compare
+from psamil.cli.demo import demo
 from psamil.cli.evaluate import evaluate
 from psamil.cli.inspect import inspect
 from psamil.cli.predict import predict
@@ -27,6 +29,8 @@ VERBS: dict[str, Any] = {
     "train": train,
     "evaluate": evaluate,
     "predict": predict,
+    "compare": compare,
+    "demo": demo,
 }
 
 
@@ -81,22 +85,34 @@ def _plain(args: Sequence[str]) -> Iterator[str]:
     """Options as the parser wants them: underscores, a value for yes/no options, JSON for several values."""
     function = VERBS.get(args[0]) if args else None
     parameters = introspection.signature(function).parameters if function else {}
+    several = str(next(iter(parameters.values())).annotation).startswith("list[Path]") if parameters else False
+    paths: list[str] = []
     rest = list(args)
+    is_value = True  # the verb, and what follows an option
     while rest:
         arg = rest.pop(0)
         name, equals, value = arg.partition("=")
         if not name.startswith("--"):
-            yield arg
+            if several and not is_value and not arg.startswith("-"):
+                paths.append(arg)
+            else:
+                yield arg
+            is_value = False
             continue
+        is_value = not equals
         name = name[2:].replace("-", "_")
         parameter = parameters.get(name)
         alone = not equals and (not rest or rest[0] not in ("true", "false"))
         if parameter is not None and isinstance(parameter.default, bool) and alone:
             yield f"--{name}=true"
+            is_value = False
         elif parameter is not None and str(parameter.annotation).startswith("list[str]"):
             values = [value] if equals else []
             while rest and not equals and not rest[0].startswith("--"):
                 values.append(rest.pop(0))
             yield f"--{name}={json.dumps(values)}"
+            is_value = False
         else:
             yield f"--{name}{equals}{value}"
+    if paths:
+        yield json.dumps(paths)

@@ -25,15 +25,13 @@ APART_STEPS = 1.5 * RANGE_STEPS + 0.5  # beyond which the two phenotypes lie in 
 SETTINGS = {
     "psa": TrainingSettings(
         model="psa",
-        model_options={"heads": 3, "head_dim": 32, "tau": 0.1},
+        model_options={"heads": 3, "head_dim": 32, "tau": 0.1, "alpha": 0.0},
         epochs=16,
         lr=1e-3,
-        prior_lr_scale=20.0,
+        prior_lr_scale=10.0,
         patience=None,  # nothing seems to happen in the first epochs
     ),
-    "abmil": TrainingSettings(
-        model="abmil", model_options={"hidden": 96}, epochs=16, lr=1e-3, patience=None
-    ),
+    "abmil": TrainingSettings(model="abmil", model_options={"hidden": 96}, epochs=16, lr=1e-3, patience=None),
 }
 
 
@@ -42,7 +40,8 @@ def demo(out: Path = Path("demo-report"), *, slides: int = 240, tiles: int = 400
 
     Example: psamil demo --out demo-report
 
-    The label of a slide depends only on how near two kinds of tiles are to each other. What was stopped is gone on with.
+    The label of a slide depends only on how near two kinds of tiles are to each other. What is finished is not done
+    again.
 
     Args:
         out: folder of everything: cohort, runs, tables, index.html.

@@ -14,9 +14,8 @@ from rich.text import Text
 from psamil.bag import Bag
 from psamil.errors import DataError
 from psamil.evaluation.experiment import write_table
-from psamil.evaluation.external import run_folders
+from psamil.evaluation.external import origin
 from psamil.evaluation.predictor import Predictor, load
-from psamil.evaluation.run import data_of
 from psamil.readers import BagRef, SetAside, find_bags, open_bag
 
 
@@ -54,7 +53,7 @@ def predict(
     predictor = load(run, device=device)
     _refuse_to_overwrite(out, run)
     asked = {"um_per_step": um_per_step, "non_finite": non_finite, "positions": positions}
-    before = next((data_of(folder) for folder in run_folders(predictor)), {"outcome": {}, "reading": {}})
+    before = origin(predictor)
     reading = {**before["reading"], **{name: value for name, value in asked.items() if value is not None}}
     found = find_bags(features, format=format, member=member)
     if not found.bags and not found.set_aside:
@@ -71,11 +70,8 @@ def predict(
         console.print("No slide could be predicted; nothing was written.")
         return 1
     write_table(out, pd.DataFrame([prediction.row() for prediction in predictions]))
-    aside = f", {len(set_aside)} files set aside" if set_aside else ""
-    slides, models = (
-        f"{n} {what}{'s' if n != 1 else ''}" for n, what in ((len(predictions), "slide"), (len(predictor), "model"))
-    )
-    Console(highlight=False, soft_wrap=True).print(f"{slides} predicted by {models}{aside}: {out}", markup=False)
+    counts = f"slides: {len(predictions)}; models: {len(predictor)}; set aside: {len(set_aside)}"
+    Console(highlight=False, soft_wrap=True).print(f"{counts}\nwrote {out}", markup=False)
     return int(bool(set_aside))
 
 

@@ -12,10 +12,11 @@ Several processes may work on one run: a fold is locked while it is worked on, a
 
 from __future__ import annotations
 
-import json
 import platform
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -28,14 +29,25 @@ from psamil.cohort import Cohort, Split, Splits
 from psamil.errors import DataError, OptionError
 from psamil.evaluation.intervals import bootstrap_interval, fold_summary
 from psamil.evaluation.resampling import auc_statistic, concordance_statistic, mean_over_folds
-from psamil.evaluation.scores import by_patient, prediction_table, score, temperature_of, threshold_of
+from psamil.evaluation.scores import (
+    by_patient,
+    prediction_table,
+    read_predictions,
+    score,
+    temperature_of,
+    threshold_of,
+)
 from psamil.files import Lock, atomic_write, escape_cell, read_json, write_json
-from psamil.training.fold import MODEL_FILE, train_fold
+from psamil.training.fold import MODEL_FILE, new_fabric, new_model, train_fold, width_of_features
 from psamil.training.prediction import loader_for, predict_logits
 from psamil.training.saved_model import SavedModel
 from psamil.training.settings import TrainingSettings
+from psamil.training.tasks import Task
 
 PACKAGES = ("psamil", "torch", "numpy", "pandas", "lightning-fabric", "safetensors")
+
+METRICS_FILE, PREDICTIONS_FILE = "metrics.json", "predictions.csv"
+WAIT_S = 60.0  # for a process that makes the run directory or the summary
 
 Report = Callable[[str, dict[str, Any]], None]
 
@@ -69,82 +81,122 @@ def cross_validate(
     splits.check(cohort)
     if fold is not None and not 0 <= fold < len(splits):
         raise OptionError(f"fold must be from 0 to {len(splits) - 1}, got {fold}")
+    if seeds < 1:
+        raise OptionError(f"seeds must be at least 1, got {seeds}")
+    folds = range(len(splits)) if fold is None else [fold]
+    _check(cohort, splits, settings, folds)
     _claim(run, cohort, splits, settings, seeds)
-    busy: DataError | None = None
-    for k in range(len(splits)) if fold is None else [fold]:
-        for seed in range(settings.seed, settings.seed + seeds):
-            folder = run / "folds" / str(k) / f"seed-{seed}"
+    jobs = [(k, seed) for k in folds for seed in range(settings.seed, settings.seed + seeds)]
+    busy: list[DataError] = []
+    for k, seed in jobs:
+        folder = job_folder(run, k, seed)
+        with ExitStack() as held:
             try:
-                with Lock(folder / "lock"):
-                    _work(cohort, splits[k], settings, seed, folder, report)
+                held.enter_context(Lock(folder / "lock"))
             except DataError as error:
                 if "in use by process" not in error.cause:
                     raise
-                busy = error
-    summary = summarise(run)
-    if busy is not None and not summary["finished"]:
-        raise busy
-    return summary
+                busy.append(error)
+                continue
+            name = f"fold {k}, seed {seed}" if seeds > 1 else f"fold {k}"
+            _work(cohort, splits[k], replace(settings, seed=seed), folder, partial(report, name))
+    if len(busy) == len(jobs):
+        raise busy[0]
+    return summarise(run)
 
 
-def _work(cohort: Cohort, split: Split, settings: TrainingSettings, seed: int, folder: Path, report: Report) -> None:
-    if (folder / "metrics.json").exists():
-        return
-    own = TrainingSettings(**{**_fields(settings), "seed": seed})
-    job = f"fold {folder.parent.name}" + (f", seed {seed}" if seed else "")
-    model = train_fold(cohort, split, own, folder, lambda record: report(job, record))
-    evaluate_fold(cohort, split, model, folder)
+def job_folder(run: Path, fold: int, seed: int) -> Path:
+    """Where the model of a fold and a seed is kept."""
+    return run / "folds" / str(fold) / f"seed-{seed}"
+
+
+def _check(cohort: Cohort, splits: Splits, settings: TrainingSettings, folds: Sequence[int]) -> None:
+    """Finds out before the first epoch what would stop the last fold."""
+    new_fabric(settings)
+    new_model(settings, width_of_features(cohort), 1)
+    for k in folds:
+        try:
+            Task.fit(cohort.select(splits[k].train).outcome, **asdict(settings.task))
+        except DataError as error:
+            raise DataError(f"fold {k}, {error.path}", error.cause, error.remedy) from error
+
+
+def _work(
+    cohort: Cohort, split: Split, settings: TrainingSettings, folder: Path, report: Callable[[dict[str, Any]], None]
+) -> None:
+    for abandoned in folder.glob(".*.tmp"):  # by a process that was killed: the lock is ours
+        abandoned.unlink()
+    if not (folder / METRICS_FILE).exists():
+        evaluate_fold(cohort, split, train_fold(cohort, split, settings, folder, report), folder)
 
 
 def evaluate_fold(cohort: Cohort, split: Split, model: SavedModel, folder: Path) -> None:
     """Writes predictions and metrics. Temperature and threshold come from the validation part."""
-    parts = {name: cohort.select(ids) for name, ids in (("val", split.val), ("test", split.test)) if ids}
+    parts = {name: cohort.select(ids) for name, ids in (("val", split.val), ("test", split.test))}
     loader = loader_for(model.model, cohort, model.about["in_dim"])
-    logits = {name: predict_logits(model.model, loader, part.samples) for name, part in parts.items()}
-    temperature = temperature_of(model.task, parts["val"].outcome, logits["val"]) if "val" in parts else 1.0
+    logits = {name: predict_logits(model.model, loader, part.samples) for name, part in parts.items() if len(part)}
+    temperature = temperature_of(model.task, parts["val"].outcome, logits["val"]) if "val" in logits else 1.0
     tables = {
-        name: prediction_table(part, model.task, logits[name], part=name, temperature=temperature)
-        for name, part in parts.items()
+        name: prediction_table(parts[name], model.task, of_part, part=name, temperature=temperature)
+        for name, of_part in logits.items()
     }
     patients = {name: by_patient(table) for name, table in tables.items()}
-    threshold = threshold_of(patients["val"], model.task) if "val" in parts else 0.5
-    write_table(folder / "predictions.csv", pd.concat(list(tables.values())))
+    threshold = threshold_of(patients["val"], model.task) if "val" in patients else 0.5
+    nobody = pd.DataFrame(columns=["sample", "patient", "part"])
+    write_table(folder / PREDICTIONS_FILE, pd.concat(list(tables.values())) if tables else nobody)
     scores = {name: _finite(score(table, model.task, threshold)) for name, table in patients.items()}
     about = {"temperature": temperature, "threshold": threshold, "best_epoch": model.about["best_epoch"]}
-    write_json(folder / "metrics.json", {**about, **scores})
+    write_json(folder / METRICS_FILE, {**about, **scores})
 
 
 def summarise(run: Path) -> dict[str, Any]:
-    """Of the folds that are finished. Writes ``summary.json`` and ``predictions.csv``."""
-    splits = Splits.load(run / "splits.json")
-    finished: dict[int, list[Path]] = {}
-    for k in range(len(splits)):
-        jobs = sorted((run / "folds" / str(k)).glob("seed-*/metrics.json"))
-        if jobs:
-            finished[k] = [job.parent for job in jobs]
-    summary: dict[str, Any] = {"folds": len(splits), "finished": sorted(finished), "metrics": {}}
-    if finished:
-        task = SavedModel.load(next(iter(finished.values()))[0] / MODEL_FILE).task
-        tables = [_mean_over_seeds(jobs).assign(fold=k) for k, jobs in finished.items()]
-        thresholds = [
-            np.mean([read_json(job / "metrics.json")["threshold"] for job in jobs]) for jobs in finished.values()
-        ]
-        per_fold = pd.DataFrame([score(by_patient(t), task, h) for t, h in zip(tables, thresholds, strict=True)])
-        everything = pd.concat(tables, ignore_index=True)
-        write_table(run / "predictions.csv", everything)
-        for name in per_fold:
-            of_folds = fold_summary(per_fold[name].to_numpy())
-            summary["metrics"][str(name)] = {**_finite(asdict(of_folds)), "per_fold": _finite_list(per_fold[name])}
-        for name, interval in _intervals(everything, task).items():
-            summary["metrics"][name] |= _finite({"low": interval.low, "high": interval.high})
-    write_json(run / "summary.json", summary)
+    """Of the folds whose seeds are all finished. Writes ``summary.json`` and ``predictions.csv``."""
+    with Lock(run / ".summary.lock", wait_s=WAIT_S):  # who comes later has seen more folds, and must write later
+        splits = Splits.load(run / "splits.json")
+        finished = _finished(run, len(splits))
+        summary: dict[str, Any] = {"folds": len(splits), "finished": sorted(finished), "metrics": {}}
+        tested = {k: jobs for k, jobs in finished.items() if splits[k].test}
+        if tested:
+            summary["metrics"] = _test_metrics(run, tested)
+        write_json(run / "summary.json", summary)
     return summary
 
 
+def _finished(run: Path, folds: int) -> dict[int, list[Path]]:
+    """Folders of the folds of which every seed is done."""
+    about = read_json(run / "run.json")
+    seeds = range(about["settings"]["seed"], about["settings"]["seed"] + about["seeds"])
+    jobs = {k: [job_folder(run, k, seed) for seed in seeds] for k in range(folds)}
+    return {k: of_fold for k, of_fold in jobs.items() if all((job / METRICS_FILE).exists() for job in of_fold)}
+
+
+def _test_metrics(run: Path, jobs_of_fold: dict[int, list[Path]]) -> dict[str, Any]:
+    """Over folds and over patients; writes the test predictions of all folds."""
+    task = SavedModel.load(next(iter(jobs_of_fold.values()))[0] / MODEL_FILE).task
+    tables, scores = [], []
+    for k, jobs in jobs_of_fold.items():
+        mean = _mean_over_seeds(jobs)
+        val, test = (mean[mean["part"] == part].reset_index(drop=True) for part in ("val", "test"))
+        threshold = threshold_of(by_patient(val), task) if len(val) else 0.5
+        scores.append(score(by_patient(test), task, threshold))
+        tables.append(test.assign(fold=k))
+    everything, per_fold = pd.concat(tables, ignore_index=True), pd.DataFrame(scores)
+    write_table(run / PREDICTIONS_FILE, everything)
+    metrics: dict[str, Any] = {
+        str(name): {
+            **_finite(asdict(fold_summary(per_fold[name].to_numpy()))),
+            "per_fold": _finite_list(per_fold[name]),
+        }
+        for name in per_fold
+    }
+    for name, interval in _intervals(everything, task).items():
+        metrics[name] |= _finite({"low": interval.low, "high": interval.high})
+    return metrics
+
+
 def _mean_over_seeds(jobs: list[Path]) -> pd.DataFrame:
-    """Test predictions of one fold; probabilities, risks and values are averaged over its models."""
-    tables = [pd.read_csv(job / "predictions.csv", dtype={"sample": str, "patient": str}) for job in jobs]
-    tables = [table[table["part"] == "test"].reset_index(drop=True) for table in tables]
+    """Predictions of one fold; probabilities, risks and values are averaged over its models."""
+    tables = [read_predictions(job / PREDICTIONS_FILE) for job in jobs]
     mean = tables[0].copy()
     numbers = [name for name in mean if name.startswith(("logit_", "prob_", "survival_")) or name in ("risk", "value")]
     mean[numbers] = np.mean([table[numbers].to_numpy() for table in tables], axis=0)
@@ -171,25 +223,39 @@ def _intervals(table: pd.DataFrame, task: Any) -> dict[str, Any]:
 def _claim(run: Path, cohort: Cohort, splits: Splits, settings: TrainingSettings, seeds: int) -> None:
     """Makes the run directory, or refuses one that was made for something else."""
     wanted = {
-        "settings": asdict(settings),
+        "settings": settings.to_json(),
         "seeds": seeds,
         "cohort": {"headline": cohort.headline, "fingerprint": cohort.fingerprint()},
+        "reading": _reading(cohort),
         "splits": splits.hash,
     }
-    wanted = json.loads(json.dumps(wanted))  # as it reads back
-    if (run / "run.json").exists():
-        found = read_json(run / "run.json")
-        differing = [name for name in wanted if found.get(name) != wanted[name]]
-        if differing:
-            cause = f"is a run with other {', '.join(differing)}"
-            raise DataError(run, cause, "choose a new folder, or the options it was made with (they are in run.json)")
-        return
-    if run.exists() and any(run.iterdir()):
-        raise DataError(run, "is not empty and no run", "choose a new folder")
+    with Lock(run / ".lock", wait_s=WAIT_S):
+        if (run / "run.json").exists():
+            found = read_json(run / "run.json")
+            differing = [name for name in wanted if found.get(name) != wanted[name]]
+            if differing:
+                cause = f"is a run with other {', '.join(differing)}"
+                remedy = "choose a new folder, or the options it was made with (they are in run.json)"
+                raise DataError(run, cause, remedy)
+        else:
+            if any(not file.name.startswith(".") for file in run.iterdir()):
+                raise DataError(run, "is not empty and no run", "choose a new folder")
+            write_json(run / "run.json", {**wanted, **_environment()})
+        if not (run / "splits.json").exists():  # new, or killed in between
+            splits.save(run / "splits.json")
+
+
+def _reading(cohort: Cohort) -> dict[str, Any]:
+    """Options that decide what is read from the files."""
+    options = getattr(cohort.loader, "reading", cohort.reading)
+    chosen = {name: value for name, value in options.items() if value is not None}
+    return {name: value if isinstance(value, str | int | float) else str(value) for name, value in chosen.items()}
+
+
+def _environment() -> dict[str, Any]:
     versions = {package: version(package) for package in PACKAGES}
     environment = {"python": platform.python_version(), "platform": platform.platform(), "packages": versions}
-    splits.save(run / "splits.json")
-    write_json(run / "run.json", {**wanted, "environment": environment, "threads": torch.get_num_threads()})
+    return {"environment": environment, "threads": torch.get_num_threads()}
 
 
 def write_table(path: Path, table: pd.DataFrame) -> None:
@@ -199,10 +265,6 @@ def write_table(path: Path, table: pd.DataFrame) -> None:
         escaped[name] = escaped[name].map(escape_cell)
     with atomic_write(path) as temporary:
         escaped.to_csv(temporary, index=False, float_format="%.17g")
-
-
-def _fields(settings: TrainingSettings) -> dict[str, Any]:
-    return {name: getattr(settings, name) for name in settings.__dataclass_fields__}
 
 
 def _finite(values: dict[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """External validation: the models of a run on another cohort.
 
-Nothing is fitted to the other cohort: temperatures and thresholds are those of the run. Whoever was in the training data
-does not belong into it, which is checked by the names of patients and samples.
+Nothing is fitted to the other cohort: temperatures and thresholds are those of the run. Whoever was in the training
+data does not belong into it, which is checked by the names of patients and samples.
 """
 
 from __future__ import annotations
@@ -67,8 +67,7 @@ def open_like(
         options: of :meth:`psamil.Cohort.open`. One of ``target``, ``time``, ``event`` and ``censorship`` stands for all
             four; those that are None count as not given.
     """
-    runs = run_folders(predictor)
-    before = data_of(runs[0]) if runs else {"outcome": {}, "reading": {}}
+    before = origin(predictor)
     given = {name: value for name, value in options.items() if value is not None}
     names_outcome = any(name in given for name in OUTCOME_COLUMNS)
     kept = {
@@ -156,7 +155,7 @@ def find_overlap(predictor: Predictor, cohort: Cohort) -> Overlap:
     samples: set[str] = set()
     patients: set[str] = set()
     strangers = without_patient = 0
-    for path in {member.path.parent.parent for member in predictor.members}:
+    for path in {member.path.resolve().parent.parent for member in predictor.members}:
         run = _run_of_fold(path)
         if run is None:
             strangers += 1
@@ -175,15 +174,15 @@ def find_overlap(predictor: Predictor, cohort: Cohort) -> Overlap:
     return Overlap(tuple(sample.id for sample in seen), tuple(whose), "; ".join(filter(None, reasons)))
 
 
-def run_folders(predictor: Predictor) -> list[Path]:
-    """The run directories that the models come from; none for a model that was moved elsewhere."""
-    found = (_run_of_fold(member.path.parent.parent) for member in predictor.members)
-    return sorted({run for run in found if run is not None})
+def origin(predictor: Predictor) -> dict[str, dict[str, Any]]:
+    """What the run directory of the models says about its data; nothing for a model that was moved elsewhere."""
+    run = _run_of_fold(predictor.members[0].path.resolve().parent.parent)
+    return {"outcome": {}, "reading": {}, "patients": {}} if run is None else data_of(run)
 
 
 def _run_of_fold(folder: Path) -> Path | None:
-    run = folder.resolve().parent.parent
-    return run if folder.resolve().parent.name == "folds" and (run / "splits.json").exists() else None
+    run = folder.parent.parent
+    return run if folder.parent.name == "folds" and (run / "splits.json").exists() else None
 
 
 def _patients(run: Path) -> dict[str, str]:

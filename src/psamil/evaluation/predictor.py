@@ -1,4 +1,4 @@
-"""Predictions on new bags by the models of a run: calibrated, averaged, with their spread, and checked against training.
+"""Predictions on new bags by the models of a run: calibrated, averaged, with their spread.
 
 >>> predictor = load("run")  # all folds and seeds; or "run/folds/0", or one model.safetensors
 >>> prediction = predictor.predict(bag)  # a list of bags gives a list

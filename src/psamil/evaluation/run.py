@@ -127,13 +127,19 @@ def fit(
         settings: single settings of ``training``: ``model="abmil", epochs=20``.
     """
     out, training = Path(out), _with_settings(training, settings)
-    outcome = {"target": target, "classes": classes, "time": time, "event": event, "censorship": censorship}
-    reading = {"um_per_step": um_per_step, "non_finite": non_finite, "positions": positions}
+    outcome: dict[str, Any] = {
+        "target": target,
+        "classes": classes,
+        "time": time,
+        "event": event,
+        "censorship": censorship,
+    }
+    reading: dict[str, Any] = {"um_per_step": um_per_step, "non_finite": non_finite, "positions": positions}
     _refuse_other_reading(out, reading)
     cohort = Cohort.open(
         features,
         labels,
-        **outcome,  # type: ignore[arg-type]
+        **outcome,
         kind=kind,
         unit=unit,
         slide_table=slide_table,
@@ -161,7 +167,7 @@ def fit(
     return Run(out, summary)
 
 
-def data_of(run: Path) -> dict[str, Any]:
+def data_of(run: Path) -> dict[str, dict[str, Any]]:
     """What ``data.json`` says; nothing for runs that were not made by :func:`fit`."""
     found = read_json(run / DATA_FILE) if (run / DATA_FILE).exists() else {}
     return {name: found.get(name) or {} for name in ("outcome", "reading", "patients")}

@@ -119,13 +119,14 @@ def read_predictions(path: Path) -> pd.DataFrame:
     table = pd.read_csv(path, dtype=str, keep_default_na=False).rename(columns=unescape_cell)
     for name in table:
         table[name] = table[name].map(unescape_cell)
-    known = [name for name in ("time", "event", "fold") if name in table]
-    numbers = [*_predicted(table), *known, *(name for name in table if str(name).startswith("truth_"))]
+    numbers = [*_predicted(table), *(name for name in ("time",) if name in table)]
     if "value" in table and "truth" in table:  # of a regression
         numbers.append("truth")
-    for name in numbers:
-        table[name] = pd.to_numeric(table[name], errors="raise")
-    return table
+    whole = [name for name in table if name in ("event", "fold") or str(name).startswith("truth_")]
+    try:
+        return table.astype(dict.fromkeys(numbers, np.float64) | dict.fromkeys(whole, np.int64))
+    except ValueError as error:
+        raise DataError(path, f"has a cell that is no number ({error})", "run psamil train again") from error
 
 
 def _predicted(table: pd.DataFrame) -> list[str]:
@@ -261,8 +262,8 @@ def _compared(run: Run, reference: Run) -> list[Comparison]:
     if isinstance(run.task, ClassificationTask) and run.task.n_out == 1 and each_once:
         positive = run.task.classes[1]
         labels = (run.patients["truth"] == positive).to_numpy().astype(int)
-        scores = [one.patients[f"prob_{positive}"].to_numpy() for one in (run, reference)]
-        comparisons.append(delong_test(labels, *scores, run.patients["fold"].to_numpy()))
+        own, others = (one.patients[f"prob_{positive}"].to_numpy() for one in (run, reference))
+        comparisons.append(delong_test(labels, own, others, run.patients["fold"].to_numpy()))
     return comparisons
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from psamil.cohort import Classification, Cohort, MultiLabel, Outcome, Regression, Survival
 from psamil.evaluation.calibration import fit_temperature
 from psamil.evaluation.patients import patient_predictions
+from psamil.files import unescape_cell
 from psamil.training import metrics
 from psamil.training.class_tasks import ClassificationTask, MultiLabelTask
 from psamil.training.regression_task import RegressionTask
@@ -39,6 +41,16 @@ def prediction_table(
     raw = {f"logit_{i}": column for i, column in enumerate(logits.T)}
     who = {"sample": cohort.ids, "patient": cohort.patients, "part": part}
     return pd.DataFrame({**who, **truth(cohort.outcome), **raw, **task.predictions(logits / temperature)})
+
+
+def read_predictions(path: Path) -> pd.DataFrame:
+    """A table of predictions from its file, with the same names and the same bits: a class "0" or "NA" is a name."""
+    table = pd.read_csv(path, dtype=str, keep_default_na=False).rename(columns=unescape_cell)
+    names = ["sample", "patient", "part"] if "value" in table else ["sample", "patient", "part", "truth"]
+    for column in table.columns:
+        values = table[column].map(unescape_cell)
+        table[column] = values if column in names else values.replace("", "nan").map(float)
+    return table
 
 
 def temperature_of(task: Task, outcome: Outcome, logits: Floats) -> float:

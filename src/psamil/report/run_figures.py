@@ -25,7 +25,7 @@ from psamil.training.survival_task import SurvivalTask
 COLOURS = ("#0b6e99", "#d1495b", "#6a994e", "#8d6a9f", "#c98a00", "#4a4e69", "#2a9d8f", "#9c6644")
 DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)))
 GREY = "#8a8f98"
-STYLE = {
+STYLE: dict[Any, Any] = {
     "axes.edgecolor": "#5b616b",
     "axes.grid": True,
     "axes.labelcolor": "#2b2f36",
@@ -60,12 +60,13 @@ class Figure:
     svg: str
 
 
-def figures_of(runs: Sequence[Run], *, planted_steps: float | None = None) -> list[Figure]:
+def figures_of(runs: Sequence[Run], *, planted_steps: tuple[float, float] | None = None) -> list[Figure]:
     """All figures that apply to these runs.
 
     Args:
         runs: on the same splits.
-        planted_steps: range of the interaction in a simulated cohort, drawn into the picture of the radii.
+        planted_steps: of a simulated cohort: range of the interaction, and distance beyond which tiles lie that do not
+            interact. A radius between them tells the two apart.
     """
     try:
         import matplotlib  # noqa: F401
@@ -231,7 +232,7 @@ def _mean_of_epochs(histories: Sequence[Sequence[dict[str, Any]]], key: str) -> 
     return means
 
 
-def _radii(runs: Sequence[Run], planted_steps: float | None) -> Figure | None:
+def _radii(runs: Sequence[Run], planted_steps: tuple[float, float] | None) -> Figure | None:
     shown = [(run, layer) for run in runs for layer in range(_layers(run))]
     if not shown:
         return None
@@ -244,7 +245,7 @@ def _radii(runs: Sequence[Run], planted_steps: float | None) -> Figure | None:
                 label = f"head {head + 1}" if job == run.jobs()[0][1] else None
                 axis.plot(range(1, len(curve) + 1), curve, color=_colour(head), linewidth=1.1, label=label)
         if planted_steps is not None:
-            axis.axhline(planted_steps, color="#2b2f36", linestyle=DASHES[2], linewidth=1.1, label="planted range")
+            axis.axhspan(*planted_steps, color="#f0d9a0", alpha=0.6, linewidth=0, label="planted", zorder=0)
         several = _layers(run) > 1
         axis.set_title(_shortened(run.name) + (f", layer {layer + 1}" if several else ""))
         axis.set(xlabel="epoch", ylabel="radius K (tile steps)", ylim=(0, None))

@@ -1,4 +1,4 @@
-"""One HTML file about one or several runs: data and protocol, results, curves, versions. It loads nothing from outside."""
+"""One HTML file about one or several runs: results, curves, data and protocol, versions. It loads nothing else."""
 
 from __future__ import annotations
 
@@ -51,7 +51,12 @@ figcaption { max-width: 34rem; }
 
 
 def write_report(
-    comparison: RunComparison, path: Path, *, title: str = "", notes: Sequence[str] = (), planted_steps: float | None = None
+    comparison: RunComparison,
+    path: Path,
+    *,
+    title: str = "",
+    notes: Sequence[str] = (),
+    planted_steps: tuple[float, float] | None = None,
 ) -> None:
     """Writes the page. Without matplotlib it has no figures, and says so.
 
@@ -93,8 +98,8 @@ def _page(
     if figures:
         yield '<h2>Curves</h2>\n<div class="figures">'
         for figure in figures:
-            caption = html.escape(figure.caption)
-            yield f"<figure><h3>{html.escape(figure.title)}</h3>\n{figure.svg}\n<figcaption>{caption}</figcaption></figure>"
+            yield f"<figure><h3>{html.escape(figure.title)}</h3>\n{figure.svg}"
+            yield f"<figcaption>{html.escape(figure.caption)}</figcaption></figure>"
         yield "</div>"
     yield "<h2>Data and protocol</h2>"
     yield _facts(_protocol(comparison))
@@ -122,9 +127,9 @@ def _tests(comparison: RunComparison) -> Iterator[str]:
     yield f"<h2>{html.escape(f'Differences in {metric} from {reference}')}</h2>"
     yield html_tests(comparison)
     yield (
-        '<p class="note">Run minus reference; two-sided. Folds share training data, which the paired t-test ignores and '
-        "the corrected one accounts for. Tests over patients take the trained models as given. Holm’s method adjusts "
-        "each test for the number of runs.</p>"
+        '<p class="note">Run minus reference; two-sided. Folds share training data, which the paired t-test ignores '
+        "and the corrected one accounts for. Tests over patients take the trained models as given. Holm’s method "
+        "adjusts each test for the number of runs.</p>"
     )
 
 
@@ -148,7 +153,10 @@ def _protocol(comparison: RunComparison) -> list[tuple[str, str]]:
 
 def _cohorts(runs: Sequence[Run]) -> list[tuple[str, str]]:
     """One line where all runs used the same data."""
-    told = {run.name: f"{run.about['cohort']['headline']}; fingerprint {run.about['cohort']['fingerprint'][:16]}" for run in runs}
+    told = {
+        run.name: f"{run.about['cohort']['headline']}; fingerprint {run.about['cohort']['fingerprint'][:16]}"
+        for run in runs
+    }
     if len(set(told.values())) == 1:
         return [("cohort", next(iter(told.values())))]
     return [(f"cohort of {name}", text) for name, text in told.items()]

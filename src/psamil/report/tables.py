@@ -1,7 +1,7 @@
 """The table of a paper: one row per run, one column per metric, as CSV, LaTeX and HTML.
 
-The CSV files hold all digits; the others show mean ± standard deviation over folds, and the interval over patients where
-there is one. Names of runs come from folders and files, so every text is escaped for the format it goes into.
+The CSV files hold all digits; the others show mean ± standard deviation over folds, and the interval over patients
+where there is one. Names of runs come from folders and files, so every text is escaped for the format it goes into.
 """
 
 from __future__ import annotations
@@ -160,7 +160,9 @@ def escape_latex(text: str) -> str:
     return "".join(LATEX_SIGNS.get(sign, sign) for sign in " ".join(text.split()))
 
 
-def html_table(head: Sequence[str], rows: Sequence[Sequence[str]], *, strong: set[tuple[int, int]] | None = None) -> str:
+def html_table(
+    head: Sequence[str], rows: Sequence[Sequence[str]], *, strong: set[tuple[int, int]] | None = None
+) -> str:
     """A table element; the cells (row, column) in ``strong`` are emphasised."""
     return "\n".join(_html_lines(head, rows, strong or set()))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -48,7 +48,7 @@ class BatchLoader:
 
     def batches(
         self, groups: Iterable[Sequence[Sample]], *, max_tiles: int | None = None, seed: int = 0, epoch: int = 0
-    ) -> Iterator[PackedBags]:
+    ) -> Generator[PackedBags, None, None]:
         """One batch per group of samples, the next one being prepared while one is worked on."""
         with ThreadPoolExecutor(1) as ahead:
             waiting = None

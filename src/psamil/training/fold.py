@@ -7,6 +7,7 @@ The test part is only looked at when training is over; validation alone decides 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import random
@@ -14,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ from torch import Tensor, nn
 
 from psamil.bag import PackedBags
 from psamil.cohort import Cohort, Split
-from psamil.errors import OptionError
+from psamil.errors import DataError, OptionError
 from psamil.files import atomic_write
 from psamil.models import create_model
 from psamil.spatial import parameter_groups
@@ -40,7 +41,12 @@ from psamil.training.state import (
 )
 from psamil.training.tasks import Task
 
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
+
 STATE_FILE, HISTORY_FILE, MODEL_FILE = "state.safetensors", "history.jsonl", "model.safetensors"
+STATE_FORMAT = "psamil state 1"
+STATE_REMEDY = "delete it; training then begins anew"
 
 Item = TypeVar("Item")
 
@@ -51,7 +57,7 @@ class Progress:
 
     epoch: int = 0  # finished
     best_epoch: int = -1
-    best_score: float = -math.inf
+    best_score: float | None = None
     step_um: float | None = None
     history: list[dict[str, Any]] = field(default_factory=list)
 
@@ -73,32 +79,57 @@ def train_fold(
         report: called after every epoch with its line of the history.
     """
     finished = folder / MODEL_FILE
-    if finished.exists():
-        return SavedModel.load(finished)
-    training = _Training(cohort, split, settings, folder)
-    training.run(report)
-    model = training.saved_model()
-    model.save(finished)
+    if not finished.exists():
+        training = _Training(cohort, split, settings, folder)
+        training.run(report)
+        training.saved_model().save(finished)
     (folder / STATE_FILE).unlink(missing_ok=True)
+    model = SavedModel.load(finished)  # always from the file: whoever goes on later gets the same numbers
+    if model.about["settings"] != settings.to_json():
+        raise DataError(finished, "was trained with other settings", "choose another folder")
     return model
+
+
+def new_model(settings: TrainingSettings, in_dim: int, n_out: int) -> nn.Module:
+    """With initial weights that the seed decides. OptionError for options that the model does not take."""
+    torch.manual_seed(settings.seed)
+    try:
+        return create_model(settings.model, in_dim, n_out, **settings.model_options)
+    except TypeError as error:
+        raise OptionError(f"model {settings.model!r} cannot be made with {settings.model_options}: {error}") from error
+
+
+def new_fabric(settings: TrainingSettings) -> Fabric:
+    """The device and its precision. OptionError where this computer does not have them."""
+    from lightning_fabric import Fabric
+
+    try:
+        return Fabric(accelerator=settings.accelerator, devices=1, precision=settings.precision)  # type: ignore[arg-type]
+    except (ValueError, RuntimeError) as error:
+        asked = f"accelerator {settings.accelerator!r} with precision {settings.precision!r}"
+        raise OptionError(f"{asked} cannot be used here: {error}") from error
+
+
+def width_of_features(cohort: Cohort) -> int:
+    """Of the first sample that has tiles."""
+    for sample in cohort.samples:
+        bag = cohort.load(sample)
+        if bag.n:
+            return bag.features.shape[1]
+    raise OptionError("no training sample has any tiles")
 
 
 class _Training:
     """The objects of one training run."""
 
     def __init__(self, cohort: Cohort, split: Split, settings: TrainingSettings, folder: Path) -> None:
-        from lightning_fabric import Fabric
-
         self.settings, self.folder = settings, folder
-        self.fabric = Fabric(accelerator=settings.accelerator, devices=1, precision=settings.precision)  # type: ignore[arg-type]
+        self.fabric = new_fabric(settings)
         self.train, self.val = cohort.select(split.train), cohort.select(split.val)
-        if not len(self.train):
-            raise OptionError(f"split {split.name!r} has no training samples")
         self.task = Task.fit(self.train.outcome, **asdict(settings.task))
         self.targets = self.task.targets(self.train.outcome)
-        in_dim = _width_of_features(self.train)
-        torch.manual_seed(settings.seed)
-        self.model = create_model(settings.model, in_dim, self.task.n_out, **settings.model_options)
+        in_dim = width_of_features(self.train)
+        self.model = new_model(settings, in_dim, self.task.n_out)
         groups = parameter_groups(self.model, settings.lr, settings.weight_decay, settings.prior_lr_scale)
         kind = torch.optim.Adam if settings.optimizer == "adam" else torch.optim.AdamW
         self.base_lrs = [float(group["lr"]) for group in groups]  # type: ignore[arg-type]
@@ -127,7 +158,7 @@ class _Training:
             self.model.cpu().eval(),
             self.task,
             {
-                "settings": asdict(self.settings),
+                "settings": self.settings.to_json(),
                 "in_dim": self.loader.in_dim,
                 "step_um": self.progress.step_um,
                 "epochs": self.progress.epoch,
@@ -140,38 +171,41 @@ class _Training:
         settings, samples = self.settings, self.train.samples
         weights = self.task.sampling_weights(self.train.outcome)
         order = epoch_order(len(samples), seed=settings.seed, epoch=epoch, weights=weights)
-        passes = [
-            (step, part, len(batch))
-            for step, batch in enumerate(_chunks(order, settings.batch_samples))
-            for part in _chunks(batch, settings.samples_per_pass or settings.batch_samples)
-        ]
-        bags = self.loader.batches(
-            ([samples[i] for i in part] for _, part, _ in passes),
+        per_pass = settings.samples_per_pass or settings.batch_samples
+        steps = [list(_chunks(batch, per_pass)) for batch in _chunks(order, settings.batch_samples)]
+        batches = self.loader.batches(
+            ([samples[i] for i in part] for parts in steps for part in parts),
             max_tiles=settings.max_tiles,
             seed=settings.seed,
             epoch=epoch,
         )
         self.model.train()
         total = 0.0
-        for k, ((step, part, batch_size), bag_batch) in enumerate(zip(passes, bags, strict=True)):
-            if k == 0 or passes[k - 1][0] != step:
+        with contextlib.closing(batches):
+            for step, parts in enumerate(steps):
                 _seed_everything(settings.seed, epoch, step)
                 self._set_lr(epoch * self.steps_per_epoch + step)
                 self.optimizer.zero_grad()
-            targets = self.targets[part].to(self.fabric.device)
-            loss = self.objective(_Pass(bag_batch, targets)) * (len(part) / batch_size)
-            self.fabric.backward(loss)
-            total += float(loss.detach()) * batch_size
-            if not math.isfinite(total):
-                raise OptionError(f"the loss became {total} in epoch {epoch}; try a lower lr, or look for odd features")
-            if k + 1 == len(passes) or passes[k + 1][0] != step:
-                if settings.gradient_clip is not None:
-                    self.fabric.clip_gradients(self.objective, self.optimizer, max_norm=settings.gradient_clip)
-                self.optimizer.step()
+                batch_size = sum(map(len, parts))
+                for part in parts:
+                    loss = self.objective(_Pass(next(batches), self.targets[part].to(self.fabric.device)))
+                    self.fabric.backward(loss * (len(part) / batch_size))
+                    total += float(loss.detach()) * len(part)
+                _refuse_divergence("loss", total, epoch)
+                self._update(epoch)
         if epoch == 0:
             known = [length for length in self.loader.steps_um.values() if length is not None]
             self.progress.step_um = median(known) if known else None
+        _refuse_divergence("sum of all weights", float(sum(w.detach().sum() for w in self.model.parameters())), epoch)
         return total / len(order)
+
+    def _update(self, epoch: int) -> None:
+        """One step of the optimiser with the gradients so far."""
+        limit = math.inf if self.settings.gradient_clip is None else self.settings.gradient_clip
+        norm = self.fabric.clip_gradients(self.objective, self.optimizer, max_norm=limit, error_if_nonfinite=False)
+        if not self._precision_state():  # float16 tries large scales and skips the steps in which they overflow
+            _refuse_divergence("norm of the gradient", float(norm), epoch)  # type: ignore[arg-type]
+        self.optimizer.step()
 
     def _validate(self) -> dict[str, Any]:
         """Keeps the weights if they are the best so far, or if there is nothing to choose by."""
@@ -180,7 +214,8 @@ class _Training:
             return {}
         logits = predict_logits(self.model, self.loader, self.val.samples, fabric=self.fabric)
         name, score = self.task.validation_score(self.val.outcome, logits)
-        if score > self.progress.best_score:
+        _refuse_divergence("validation score", score, self.progress.epoch)
+        if self.progress.best_score is None or score > self.progress.best_score:
             self.progress.best_score, self.progress.best_epoch = score, self.progress.epoch
             self.best = _copy(self.model)
         return {f"validation {name}": score}
@@ -190,24 +225,43 @@ class _Training:
         for group, base in zip(self.optimizer.param_groups, self.base_lrs, strict=True):
             group["lr"] = base * factor
 
+    def _precision_state(self) -> dict[str, Any]:
+        """Of the scale of losses in float16; nothing in other precisions."""
+        return self.fabric.strategy.precision.state_dict()
+
     def _write(self) -> None:
+        """History first: the state says that the epoch is over, so that nothing of it may be missing then."""
+        with atomic_write(self.folder / HISTORY_FILE) as temporary:
+            temporary.write_text("".join(json.dumps(record) + "\n" for record in self.progress.history))
         tensors = {
             **with_prefix("model", self.model.state_dict()),
             **with_prefix("best", self.best),
             **with_prefix("optimizer", optimizer_tensors(self.optimizer)),
         }
-        write_tensors(self.folder / STATE_FILE, tensors, asdict(self.progress))
-        with atomic_write(self.folder / HISTORY_FILE) as temporary:
-            temporary.write_text("".join(json.dumps(record) + "\n" for record in self.progress.history))
+        about = {
+            "format": STATE_FORMAT,
+            "settings": self.settings.to_json(),
+            "progress": asdict(self.progress),
+            "precision": self._precision_state(),
+        }
+        write_tensors(self.folder / STATE_FILE, tensors, about)
 
     def _restore(self) -> None:
-        if not (self.folder / STATE_FILE).exists():
+        path = self.folder / STATE_FILE
+        if not path.exists():
             return
-        tensors, progress = read_tensors(self.folder / STATE_FILE)
-        self.progress = Progress(**progress)
-        self.model.load_state_dict(without_prefix("model", tensors))
-        self.best = without_prefix("best", tensors)
-        restore_optimizer(self.optimizer, without_prefix("optimizer", tensors))
+        tensors, about = read_tensors(path, STATE_REMEDY)
+        if about.get("format") != STATE_FORMAT or about.get("settings") != self.settings.to_json():
+            raise DataError(path, "is no state of a training with these settings", STATE_REMEDY)
+        try:
+            self.progress = Progress(**about["progress"])
+            self.model.load_state_dict(without_prefix("model", tensors))
+            self.best = without_prefix("best", tensors)
+            restore_optimizer(self.optimizer, without_prefix("optimizer", tensors))
+            self.fabric.strategy.precision.load_state_dict(about["precision"])
+        except (RuntimeError, KeyError, TypeError, ValueError) as error:
+            cause = " ".join(str(error).split())
+            raise DataError(path, f"does not fit this training ({cause})", STATE_REMEDY) from error
 
 
 class _Pass:
@@ -253,9 +307,6 @@ def _radii(model: nn.Module) -> dict[str, Any]:
     return {"radii_steps": [prior.radius_steps.tolist() for prior in priors]} if priors else {}
 
 
-def _width_of_features(cohort: Cohort) -> int:
-    for sample in cohort.samples:
-        bag = cohort.load(sample)
-        if bag.n:
-            return bag.features.shape[1]
-    raise OptionError("no training sample has any tiles")
+def _refuse_divergence(what: str, value: float, epoch: int) -> None:
+    if not math.isfinite(value):
+        raise OptionError(f"the {what} became {value} in epoch {epoch + 1}; try a lower lr, or look for odd features")

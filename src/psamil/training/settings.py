@@ -19,7 +19,7 @@ class TrainingSettings:
     model: str = "psa"
     """Name of the model, one of ``psamil.list_models()``."""
     model_options: dict[str, Any] = field(default_factory=dict)
-    """Options of the model, for instance ``{"decay": "cauchy", "heads": 4}``; plain values, as they are saved with it."""
+    """Options of the model, for instance ``{"decay": "cauchy", "heads": 4}``; plain values, to be saved with it."""
     task: TaskOptions = field(default_factory=TaskOptions)
     """How the outcome becomes a loss."""
     epochs: int = 15

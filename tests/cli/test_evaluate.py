@@ -1,0 +1,72 @@
+"""``psamil evaluate``: a run on another cohort, without any fitting and without its own patients."""
+
+import pandas as pd
+import pytest
+
+import psamil
+from psamil.cli import main
+from psamil.cohort import simulate
+from psamil.evaluation.run import read_predictions
+from psamil.files import read_json
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    home = tmp_path_factory.mktemp("evaluate")
+    for seed, name in enumerate(("cohort", "other")):
+        simulate(home / name, slides=12, tiles=60, dim=8, seed=seed)
+    table = pd.read_csv(home / "other" / "labels.csv", dtype=str)
+    for file in (home / "other").glob("*/features_simulated/*.h5"):
+        file.rename(file.with_name(f"other-{file.name}"))
+    table = table.assign(case_id="other-" + table["case_id"], slide_id="other-" + table["slide_id"])
+    table.rename(columns={"label": "subtype"}).to_csv(home / "other" / "labels.csv", index=False)
+    small = {"model": "mean", "model_options": {"hidden": 4}, "epochs": 1}
+    psamil.fit(home / "cohort", home / "cohort/labels.csv", home / "run", target="label", folds=2, **small)
+    return home
+
+
+def evaluate(capsys, home, cohort, *args):
+    """Exit code, standard output and standard error."""
+    features = home / cohort
+    with pytest.raises(SystemExit) as ended:
+        main(["evaluate", *map(str, (home / "run", features, features / "labels.csv", *args))])
+    told = capsys.readouterr()
+    return ended.value.code, told.out, told.err
+
+
+def test_another_cohort(capsys, home, tmp_path):
+    code, told, errors = evaluate(capsys, home, "other", "--out", tmp_path / "out", "--target", "subtype")
+    assert code == 0
+    result = read_json(tmp_path / "out" / "metrics.json")
+    auc = result["metrics"]["auc"]
+    assert f"{auc['estimate']:.3f}" in told
+    assert f"{auc['low']:.3f} to {auc['high']:.3f}" in told
+    assert "12 slides of 12 patients" in errors
+    assert "Overlap" not in errors
+    assert len(read_predictions(tmp_path / "out" / "predictions.csv")) == 12
+
+
+def test_the_cohort_of_the_run_itself(capsys, home, tmp_path):
+    """Its columns are known to the run."""
+    code, _, errors = evaluate(capsys, home, "cohort", "--out", tmp_path / "out")
+    assert code == 2
+    assert "12 samples of 12 patients were in the training data of the run" in errors
+    assert not (tmp_path / "out").exists()
+    code, _, errors = evaluate(capsys, home, "cohort", "--out", tmp_path / "out", "--overlap", "allow")
+    assert code == 0
+    assert "this is no external validation" in errors
+    code, _, errors = evaluate(capsys, home, "cohort", "--out", tmp_path / "none", "--overlap", "leave out")
+    assert code == 2
+    assert "no sample is left" in errors
+
+
+def test_columns_of_the_run_that_the_table_lacks(capsys, home, tmp_path):
+    code, _, errors = evaluate(capsys, home, "other", "--out", tmp_path / "out")
+    assert code == 2
+    assert "label" in errors
+
+
+def test_results_are_not_mixed(capsys, home):
+    code, _, errors = evaluate(capsys, home, "other", "--out", home / "run", "--target", "subtype")
+    assert code == 2
+    assert "is not an empty folder" in errors

@@ -1,0 +1,137 @@
+"""``psamil predict``: a table of new slides, damage set aside, nothing overwritten."""
+
+import shutil
+
+import h5py
+import numpy as np
+import pytest
+
+import psamil
+from psamil.cli import main
+from psamil.cohort import simulate
+from psamil.evaluation.run import read_predictions
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("predict") / "cohort"
+    simulate(folder, slides=12, tiles=60, dim=8)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(folder):
+    options = {"target": "label", "folds": 2, "cache": folder.parent / "cache", "non_finite": "drop"}
+    small = {"model": "mean", "model_options": {"hidden": 4}, "epochs": 1}
+    return psamil.fit(folder, folder / "labels.csv", folder.parent / "run", **options, **small)
+
+
+@pytest.fixture
+def copy(folder, tmp_path):
+    return shutil.copytree(folder / "20x_256px_0px_overlap", tmp_path / "copy")
+
+
+def predict(capsys, *args):
+    """Exit code, standard output and standard error."""
+    with pytest.raises(SystemExit) as ended:
+        main(["predict", *map(str, args)])
+    told = capsys.readouterr()
+    return ended.value.code, told.out, told.err
+
+
+def files(folder):
+    return sorted(folder.glob("features_simulated/*.h5"))
+
+
+def rewrite(file, change):
+    with h5py.File(file, "a") as opened:
+        values, attributes = opened["features"][()], dict(opened["features"].attrs)
+        del opened["features"]
+        opened["features"] = change(values)
+        opened["features"].attrs.update(attributes)
+
+
+def test_new_slides(capsys, folder, run, tmp_path):
+    out = tmp_path / "new" / "predictions.csv"
+    code, told, _ = predict(capsys, run.folder, folder, "--out", out)
+    assert code == 0
+    assert f"slides: 12; models: 2; set aside: 0\nwrote {out}" in told
+    table = read_predictions(out).set_index("sample")
+    assert len(table) == 12
+    cohort = psamil.Cohort.open(folder, folder / "labels.csv", target="label")
+    prediction = run.predict(cohort.load(cohort.samples[0]))
+    row = table.loc[prediction.id]
+    assert row["prob_positive"] == prediction.probabilities["positive"]
+    assert row["low_prob_positive"] == prediction.low["prob_positive"]
+    assert row["predicted"] == prediction.predicted
+    assert row["tiles"] == prediction.tiles
+
+
+def test_one_model_and_a_test_slide_of_its_run(capsys, run, folder, tmp_path):
+    out = tmp_path / "predictions.csv"
+    assert predict(capsys, run.folder / "folds" / "0", folder, "--out", out)[0] == 0
+    predicted, written = read_predictions(out).set_index("sample"), run.predictions.set_index("sample")
+    tested = written[written["fold"] == 0].index
+    assert len(tested) == 6
+    np.testing.assert_allclose(
+        predicted.loc[tested, "prob_positive"].astype(float), written.loc[tested, "prob_positive"], atol=1e-6
+    )
+
+
+def test_what_cannot_be_predicted_is_listed_and_the_rest_is_done(capsys, run, copy, tmp_path):
+    truncated, wide, formula = files(copy)[:3]
+    truncated.write_bytes(truncated.read_bytes()[:3000])
+    rewrite(wide, lambda values: np.tile(values, 2))
+    formula.rename(formula.with_name("=evil.h5"))
+    out = tmp_path / "predictions.csv"
+    code, told, errors = predict(capsys, run.folder, copy, "--out", out)
+    assert code == 1
+    assert "slides: 10; models: 2; set aside: 2" in told
+    assert f"set aside: {truncated}" in errors
+    assert f"set aside: {wide}: features are 16 wide, the model takes 8" in errors
+    assert "'=evil," in out.read_text()
+    assert "=evil" in set(read_predictions(out)["sample"])
+
+
+def test_features_are_read_as_in_training_unless_told_otherwise(capsys, run, copy, tmp_path):
+    def spoil(values):
+        values[3] = np.nan
+        return values
+
+    rewrite(files(copy)[0], spoil)
+    out = tmp_path / "predictions.csv"
+    assert predict(capsys, run.folder, copy, "--out", out)[0] == 0  # the tile is dropped
+    code, _, errors = predict(capsys, run.folder, copy, "--out", out, "--non-finite", "error")
+    assert code == 1
+    assert "1 of" in errors
+
+
+def test_nothing_to_predict(capsys, run, copy, tmp_path):
+    for file in files(copy):
+        file.write_bytes(b"nothing")
+    out = tmp_path / "predictions.csv"
+    code, _, errors = predict(capsys, run.folder, copy, "--out", out)
+    assert code == 1
+    assert "nothing was written" in errors
+    assert not out.exists()
+    (tmp_path / "empty").mkdir()
+    code, _, errors = predict(capsys, run.folder, tmp_path / "empty", "--out", out)
+    assert code == 2
+    assert "holds no features of a known format" in errors
+
+
+def test_results_of_the_run_are_not_overwritten(capsys, run, folder, tmp_path):
+    before = (run.folder / "predictions.csv").read_bytes()
+    code, _, errors = predict(capsys, run.folder, folder, "--out", run.folder / "predictions.csv")
+    assert code == 2
+    assert "belongs to the run" in errors
+    assert (run.folder / "predictions.csv").read_bytes() == before
+    assert predict(capsys, run.folder, folder, "--out", tmp_path)[0] == 2
+    assert predict(capsys, tmp_path, folder)[0] == 2
+
+
+@pytest.mark.filterwarnings("default")
+def test_another_tile_step_stands_in_the_table(capsys, run, folder, tmp_path):
+    out = tmp_path / "predictions.csv"
+    assert predict(capsys, run.folder, folder, "--out", out, "--um-per-step", "256")[0] == 0
+    assert read_predictions(out)["note"].str.contains("256 um, but was 128 um").all()
