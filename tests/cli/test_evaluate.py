@@ -6,8 +6,15 @@ import pytest
 import psamil
 from psamil.cli import main
 from psamil.cohort import simulate
-from psamil.evaluation.run import read_predictions
 from psamil.files import read_json
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory):
+    """Not that of the user."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +50,7 @@ def test_another_cohort(capsys, home, tmp_path):
     assert f"{auc['low']:.3f} to {auc['high']:.3f}" in told
     assert "12 slides of 12 patients" in errors
     assert "Overlap" not in errors
-    assert len(read_predictions(tmp_path / "out" / "predictions.csv")) == 12
+    assert len(pd.read_csv(tmp_path / "out" / "predictions.csv")) == 12
 
 
 def test_the_cohort_of_the_run_itself(capsys, home, tmp_path):

@@ -4,12 +4,12 @@ import shutil
 
 import h5py
 import numpy as np
+import pandas as pd
 import pytest
 
 import psamil
 from psamil.cli import main
 from psamil.cohort import simulate
-from psamil.evaluation.run import read_predictions
 
 
 @pytest.fixture(scope="module")
@@ -43,12 +43,18 @@ def files(folder):
     return sorted(folder.glob("features_simulated/*.h5"))
 
 
-def rewrite(file, change):
-    with h5py.File(file, "a") as opened:
-        values, attributes = opened["features"][()], dict(opened["features"].attrs)
-        del opened["features"]
-        opened["features"] = change(values)
-        opened["features"].attrs.update(attributes)
+def read_table(path):
+    return pd.read_csv(path, dtype={"sample": str}, float_precision="round_trip")
+
+
+def widen(file):
+    """Twice the features."""
+    old = file.rename(file.with_suffix(".old"))
+    with h5py.File(old) as source, h5py.File(file, "w") as wide:
+        wide.attrs.update(source.attrs)
+        for name, values in source.items():
+            wide[name] = np.tile(values, 2) if name == "features" else values[()]
+            wide[name].attrs.update(values.attrs)
 
 
 def test_new_slides(capsys, folder, run, tmp_path):
@@ -56,13 +62,13 @@ def test_new_slides(capsys, folder, run, tmp_path):
     code, told, _ = predict(capsys, run.folder, folder, "--out", out)
     assert code == 0
     assert f"slides: 12; models: 2; set aside: 0\nwrote {out}" in told
-    table = read_predictions(out).set_index("sample")
+    table = read_table(out).set_index("sample")
     assert len(table) == 12
     cohort = psamil.Cohort.open(folder, folder / "labels.csv", target="label")
     prediction = run.predict(cohort.load(cohort.samples[0]))
     row = table.loc[prediction.id]
-    assert row["prob_positive"] == prediction.probabilities["positive"]
-    assert row["low_prob_positive"] == prediction.low["prob_positive"]
+    assert row["prob_positive"] == pytest.approx(prediction.probabilities["positive"], rel=1e-12)
+    assert row["low_prob_positive"] == pytest.approx(prediction.low["prob_positive"], rel=1e-12)
     assert row["predicted"] == prediction.predicted
     assert row["tiles"] == prediction.tiles
 
@@ -70,7 +76,7 @@ def test_new_slides(capsys, folder, run, tmp_path):
 def test_one_model_and_a_test_slide_of_its_run(capsys, run, folder, tmp_path):
     out = tmp_path / "predictions.csv"
     assert predict(capsys, run.folder / "folds" / "0", folder, "--out", out)[0] == 0
-    predicted, written = read_predictions(out).set_index("sample"), run.predictions.set_index("sample")
+    predicted, written = read_table(out).set_index("sample"), run.predictions.set_index("sample")
     tested = written[written["fold"] == 0].index
     assert len(tested) == 6
     np.testing.assert_allclose(
@@ -81,7 +87,7 @@ def test_one_model_and_a_test_slide_of_its_run(capsys, run, folder, tmp_path):
 def test_what_cannot_be_predicted_is_listed_and_the_rest_is_done(capsys, run, copy, tmp_path):
     truncated, wide, formula = files(copy)[:3]
     truncated.write_bytes(truncated.read_bytes()[:3000])
-    rewrite(wide, lambda values: np.tile(values, 2))
+    widen(wide)
     formula.rename(formula.with_name("=evil.h5"))
     out = tmp_path / "predictions.csv"
     code, told, errors = predict(capsys, run.folder, copy, "--out", out)
@@ -90,15 +96,11 @@ def test_what_cannot_be_predicted_is_listed_and_the_rest_is_done(capsys, run, co
     assert f"set aside: {truncated}" in errors
     assert f"set aside: {wide}: features are 16 wide, the model takes 8" in errors
     assert "'=evil," in out.read_text()
-    assert "=evil" in set(read_predictions(out)["sample"])
 
 
 def test_features_are_read_as_in_training_unless_told_otherwise(capsys, run, copy, tmp_path):
-    def spoil(values):
-        values[3] = np.nan
-        return values
-
-    rewrite(files(copy)[0], spoil)
+    with h5py.File(files(copy)[0], "a") as file:
+        file["features"][3] = np.nan
     out = tmp_path / "predictions.csv"
     assert predict(capsys, run.folder, copy, "--out", out)[0] == 0  # the tile is dropped
     code, _, errors = predict(capsys, run.folder, copy, "--out", out, "--non-finite", "error")
@@ -134,4 +136,4 @@ def test_results_of_the_run_are_not_overwritten(capsys, run, folder, tmp_path):
 def test_another_tile_step_stands_in_the_table(capsys, run, folder, tmp_path):
     out = tmp_path / "predictions.csv"
     assert predict(capsys, run.folder, folder, "--out", out, "--um-per-step", "256")[0] == 0
-    assert read_predictions(out)["note"].str.contains("256 um, but was 128 um").all()
+    assert read_table(out)["note"].str.contains("256 um, but was 128 um").all()

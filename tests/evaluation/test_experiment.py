@@ -2,10 +2,13 @@
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -13,10 +16,11 @@ import pytest
 import torch
 
 from psamil.bag import PackedBags
-from psamil.cohort import BagCache, Cohort, k_fold, simulate
+from psamil.cohort import BagCache, Cohort, Split, Splits, k_fold, simulate
 from psamil.errors import DataError, OptionError
 from psamil.evaluation.experiment import cross_validate, summarise
-from psamil.files import read_json
+from psamil.evaluation.scores import read_predictions
+from psamil.files import Lock, read_json
 from psamil.training.fold import MODEL_FILE
 from psamil.training.saved_model import SavedModel
 from psamil.training.settings import TrainingSettings
@@ -178,3 +182,215 @@ def test_the_test_part_does_not_touch_training(cohort, splits, folder, tmp_path)
 def test_locks_are_released(cohort, splits, tmp_path):
     cross_validate(cohort, splits, TrainingSettings(model="mean", epochs=1), tmp_path / "run")
     assert not list((tmp_path / "run").rglob("lock"))
+
+
+MEAN = TrainingSettings(model="mean", epochs=2, model_options={"hidden": 4})
+
+
+class Killed(BaseException):
+    pass
+
+
+def test_stopped_after_any_write_it_ends_with_the_same_bits(cohort, splits, tmp_path, monkeypatch):
+    """Run, splits, history, state, model, predictions, metrics, summary; before and after each gets its name."""
+    cross_validate(cohort, splits, MEAN, tmp_path / "whole", fold=1)
+    whole, original = files_of(tmp_path / "whole"), os.replace
+    written = []
+
+    def replace_and_die(source, target, *, after):
+        is_the_last = len(written) == stop
+        if is_the_last and not after:
+            raise Killed
+        original(source, target)
+        written.append(Path(target).name)
+        if is_the_last:
+            raise Killed
+
+    for after in (True, False):
+        stop = 0
+        while True:
+            run = tmp_path / f"{after} {stop}"
+            written.clear()
+            monkeypatch.setattr(os, "replace", partial(replace_and_die, after=after))
+            try:
+                cross_validate(cohort, splits, MEAN, run, fold=1)
+            except Killed:
+                monkeypatch.setattr(os, "replace", original)
+                cross_validate(cohort, splits, MEAN, run, fold=1)
+                assert files_of(run) == whole, (after, written)
+                stop += 1
+            else:
+                break
+        expected = ["run.json", "splits.json", *["history.jsonl", "state.safetensors"] * 2, "model.safetensors"]
+        assert written == [*expected, "predictions.csv", "metrics.json", "predictions.csv", "summary.json"]
+
+
+def test_what_killed_processes_leave_behind_is_removed(cohort, splits, tmp_path):
+    folder = tmp_path / "run" / "folds" / "0" / "seed-0"
+    folder.mkdir(parents=True)
+    (folder.parents[2] / ".run.json.123.tmp").write_text("half")
+    (folder / ".state.safetensors.123.tmp").write_text("half")
+    with pytest.raises(DataError, match="is not empty and no run"):
+        cross_validate(cohort, splits, MEAN, tmp_path / "run", fold=0)
+    shutil.rmtree(tmp_path / "run" / "folds")
+    cross_validate(cohort, splits, MEAN, tmp_path / "run", fold=0)
+    (folder / "metrics.json").unlink()
+    (folder / ".state.safetensors.123.tmp").write_text("half")
+    cross_validate(cohort, splits, MEAN, tmp_path / "run", fold=0)
+    assert not list(folder.glob(".*"))
+
+
+def test_several_processes_start_at_once(cohort, splits, tmp_path):
+    """As the jobs of an array do: none is refused, and the last summary knows all folds."""
+    whole = cross_validate(cohort, splits, MEAN, tmp_path / "whole")
+    children = []
+    for fold in range(3):
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                cross_validate(cohort, splits, MEAN, tmp_path / "run", fold=fold)
+                code = 0
+            finally:
+                os._exit(code)
+        children.append(child)
+    assert [os.waitpid(child, 0)[1] for child in children] == [0, 0, 0]
+    assert read_json(tmp_path / "run" / "summary.json") == whole
+    assert files_of(tmp_path / "run") == files_of(tmp_path / "whole")
+
+
+def test_a_fold_that_is_asked_for_and_busy_is_an_error(cohort, splits, tmp_path):
+    cross_validate(cohort, splits, MEAN, tmp_path / "run", fold=0)
+    with (
+        Lock(tmp_path / "run" / "folds" / "1" / "seed-0" / "lock"),
+        pytest.raises(DataError, match="in use by process"),
+    ):
+        cross_validate(cohort, splits, MEAN, tmp_path / "run", fold=1)
+
+
+def parted(cohort, is_test) -> Split:
+    """Training on the samples for which it is false, without validation."""
+    chosen = dict(zip(cohort.ids, is_test, strict=True))
+    return Split(tuple(s for s in chosen if not chosen[s]), (), tuple(s for s in chosen if chosen[s]))
+
+
+def test_a_fold_without_a_class_is_refused_before_anything_is_trained(cohort, splits, tmp_path):
+    both = Splits((splits[0], parted(cohort, cohort.outcome.labels == 1)))
+    with pytest.raises(DataError, match="fold 1, column 'label': the training part has no sample of class 'positive'"):
+        cross_validate(cohort, both, MEAN, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    assert cross_validate(cohort, both, MEAN, tmp_path / "run", fold=0)["finished"] == [0]
+
+
+def test_one_class_in_test_and_validation_has_no_auc(cohort, tmp_path):
+    labels = dict(zip(cohort.ids, cohort.outcome.labels, strict=True))
+    fold = k_fold(cohort, 3)[0]
+    few = Split(fold.train, *(tuple(s for s in part if labels[s]) for part in (fold.val, fold.test)))
+    summary = cross_validate(cohort, Splits((few,)), MEAN, tmp_path / "run")
+    assert summary["metrics"]["auc"]["mean"] is None
+    assert summary["metrics"]["accuracy"]["mean"] is not None
+    history = (tmp_path / "run" / "folds" / "0" / "seed-0" / "history.jsonl").read_text()
+    assert '"validation -loss"' in history
+
+
+def test_a_class_of_one_slide_is_trained_on(folder, tmp_path):
+    table = pd.read_csv(folder / "labels.csv", dtype=str)
+    table.loc[0, "label"] = "rare"
+    cohort = Cohort.open(folder, table, target="label", cache=BagCache(folder.parent / "cache"))
+    patients = sorted(set(cohort.patients) - {table.loc[0, "case_id"]})
+    fold = parted(cohort, [patient in patients[:4] for patient in cohort.patients])
+    assert cross_validate(cohort, Splits((fold,)), MEAN, tmp_path / "run")["finished"] == [0]
+    without = Splits((Split(fold.test, (), fold.train),))
+    with pytest.raises(DataError, match="no sample of class 'rare'"):
+        cross_validate(cohort, without, MEAN, tmp_path / "other")
+
+
+def test_censored_parts(folder, tmp_path):
+    table = pd.read_csv(folder / "labels.csv", dtype=str)
+    half = sorted(set(table["case_id"]))[::2]
+    table["censorship"] = table["case_id"].isin(half).astype(int).astype(str)
+    cohort = Cohort.open(folder, table, time="survival_months", censorship="censorship")
+    trained_on_events = parted(cohort, ~cohort.outcome.events)
+    summary = cross_validate(cohort, Splits((trained_on_events,)), MEAN, tmp_path / "run")
+    assert summary["metrics"]["c_index"]["mean"] is None
+    with pytest.raises(DataError, match="fold 0, column 'censorship': the training part has no event"):
+        cross_validate(cohort, Splits((parted(cohort, cohort.outcome.events),)), MEAN, tmp_path / "other")
+
+
+@pytest.mark.parametrize("names", [("0", "1"), ("NA", "None"), ("=1", "-x")])
+def test_classes_of_any_name(folder, cohort, splits, tmp_path, names):
+    table = pd.read_csv(folder / "labels.csv", dtype=str)
+    table["label"] = table["label"].map(dict(zip(("negative", "positive"), names, strict=True)))
+    if names == ("NA", "None"):  # which a table cannot say
+        outcome = replace(cohort.outcome, classes=names)
+        samples = tuple(replace(s, outcome=names[cohort.outcome.labels[i]]) for i, s in enumerate(cohort.samples))
+        named = replace(cohort, outcome=outcome, samples=samples)
+    else:
+        options = {"kind": "classification", "classes": list(names), "cache": BagCache(folder.parent / "cache")}
+        named = Cohort.open(folder, table, target="label", **options)
+    summary = cross_validate(named, splits, MEAN, tmp_path / "named")
+    plain = cross_validate(cohort, splits, MEAN, tmp_path / "plain")
+    assert summary["metrics"] == plain["metrics"]
+    assert summary["metrics"]["auc"]["mean"] is not None
+
+
+def test_a_split_without_test_part_trains_a_model(cohort, tmp_path):
+    summary = cross_validate(cohort, Splits((Split(cohort.ids),)), MEAN, tmp_path / "run")
+    assert summary == {"folds": 1, "finished": [0], "metrics": {}}
+    assert (tmp_path / "run" / "folds" / "0" / "seed-0" / MODEL_FILE).exists()
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"model": "resnet"}, {"model_options": {"hidde": 4}}, {"precision": "7-true"}, {"accelerator": "abacus"}]
+)
+def test_wrong_options_leave_no_run_behind(cohort, splits, tmp_path, wrong):
+    with pytest.raises(OptionError):
+        cross_validate(cohort, splits, replace(MEAN, **wrong), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_seeds(cohort, splits, tmp_path):
+    settings = replace(MEAN, seed=9)
+    jobs = []
+    both = cross_validate(
+        cohort, splits, settings, tmp_path / "run", seeds=2, report=lambda job, record: jobs.append(job)
+    )
+    assert list(dict.fromkeys(jobs)) == [f"fold {k}, seed {seed}" for k in range(3) for seed in (9, 10)]
+    single = tmp_path / "run" / "folds" / "0"
+    models = [(single / f"seed-{seed}" / MODEL_FILE).read_bytes() for seed in (9, 10)]
+    assert models[0] != models[1]
+    tables = [read_predictions(single / f"seed-{seed}" / "predictions.csv") for seed in (9, 10)]
+    mean = read_predictions(tmp_path / "run" / "predictions.csv").set_index("sample")
+    for table in tables:
+        table.set_index("sample", inplace=True)
+    for sample in splits[0].test:
+        expected = (tables[0].loc[sample, "prob_positive"] + tables[1].loc[sample, "prob_positive"]) / 2
+        assert mean.loc[sample, "prob_positive"] == pytest.approx(expected, rel=1e-12)
+    (single / "seed-10" / "metrics.json").unlink()
+    assert summarise(tmp_path / "run")["finished"] == [1, 2]  # an ensemble of one does not compare with those of two
+    assert cross_validate(cohort, splits, settings, tmp_path / "run", seeds=2) == both
+    with pytest.raises(OptionError, match="seeds must be at least 1"):
+        cross_validate(cohort, splits, settings, tmp_path / "none", seeds=0)
+
+
+def test_one_seed_gives_the_same_numbers_in_the_fold_and_in_the_summary(cohort, splits, tmp_path):
+    summary = cross_validate(cohort, splits, SETTINGS, tmp_path / "run")
+    for k in range(3):
+        metrics = read_json(tmp_path / "run" / "folds" / str(k) / "seed-0" / "metrics.json")["test"]
+        assert {name: of["per_fold"][k] for name, of in summary["metrics"].items()} == metrics
+
+
+def test_a_run_says_how_it_was_made(cohort, splits, tmp_path):
+    cross_validate(cohort, splits, MEAN, tmp_path / "run", fold=0)
+    about = read_json(tmp_path / "run" / "run.json")
+    assert about["settings"]["model_options"] == {"hidden": 4}
+    assert about["threads"] == torch.get_num_threads()
+    assert about["environment"]["packages"].keys() >= {"psamil", "torch"}
+    assert Splits.load(tmp_path / "run" / "splits.json").hash == about["splits"] == splits.hash
+
+
+def test_the_same_files_read_in_another_way_are_another_run(folder, cohort, splits, tmp_path):
+    cross_validate(cohort, splits, MEAN, tmp_path / "run", fold=0)
+    zeroed = replace(cohort, loader=BagCache(folder.parent / "cache", non_finite="zero"))
+    with pytest.raises(DataError, match="is a run with other reading"):
+        cross_validate(zeroed, splits, MEAN, tmp_path / "run", fold=0)

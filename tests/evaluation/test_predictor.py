@@ -15,17 +15,25 @@ from psamil.cli.train import train
 from psamil.cohort import simulate
 from psamil.errors import DataError, OptionError
 from psamil.evaluation.external import evaluate_run, find_overlap, open_like
-from psamil.evaluation.run import read_predictions
-from psamil.files import read_json
+from psamil.evaluation.scores import read_predictions
+from psamil.files import read_json, write_json
 from psamil.training.metrics import roc_auc
 
 SMALL = {"model": "psa", "model_options": {"heads": 2, "head_dim": 4}, "epochs": 2}
 TINY = {"model": "mean", "model_options": {"hidden": 4}, "epochs": 1}
 
 
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory):
+    """Not that of the user."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """The classes of `label` are two, those of `grade` three, and look like numbers."""
+    """The classes of `label` are two, those of `grade` three."""
     folder = tmp_path_factory.mktemp("predictor") / "cohort"
     simulate(folder, slides=24, tiles=60, dim=8, slides_per_patient=2)
     table = pd.read_csv(folder / "labels.csv", dtype=str)
@@ -61,6 +69,10 @@ def other(tmp_path_factory):
 
 def cohort_of(folder, **columns):
     return Cohort.open(folder, folder / "labels.csv", cache=BagCache(folder.parent / "cache"), **columns)
+
+
+def read_table(path):
+    return pd.read_csv(path, dtype={"sample": str}, float_precision="round_trip")
 
 
 def bag(n, dim=8, **more):
@@ -120,6 +132,25 @@ def test_temperature_is_applied(run, tmp_path):
     assert np.log(q / (1 - q)) * 4 == pytest.approx(np.log(p / (1 - p)) * before)
 
 
+def test_thresholds_are_applied(run, other, tmp_path):
+    """Two models with thresholds whose mean makes three of twelve slides negative."""
+    cohort = cohort_of(other, target="label")
+    bags = [cohort.load(sample) for sample in cohort.samples]
+    changed = shutil.copytree(run.folder, tmp_path / "run") / "folds" / "0"
+    p = np.array([prediction.probabilities["positive"] for prediction in psamil.load(changed).predict(bags)])
+    middle = float(np.sort(p)[2:4].mean())
+    for seed, threshold in enumerate((middle - 0.3, middle + 0.3)):
+        metrics = changed / f"seed-{seed}" / "metrics.json"
+        write_json(metrics, {**read_json(metrics), "threshold": threshold})
+    predictor = psamil.load(changed)
+    chosen = np.where(p >= middle, "positive", "negative")
+    assert [prediction.predicted for prediction in predictor.predict(bags)] == list(chosen)
+    assert (p < 0.5).sum() != (p < middle).sum()  # or else one half would do as well
+    result = evaluate_run(predictor, cohort, tmp_path / "evaluation")
+    truth = [sample.outcome for sample in cohort.samples]
+    assert result["metrics"]["accuracy"]["estimate"] == pytest.approx(np.mean(chosen == truth))
+
+
 @pytest.mark.parametrize("model", ["psa", "abmil", "mean"])
 @pytest.mark.parametrize("tiles", [0, 1, 2])
 def test_few_tiles(fit, tmp_path_factory, tiles, model):
@@ -165,7 +196,7 @@ def test_three_classes(fit, folder, other, tmp_path):
     predictor = psamil.load(run.folder)
     result = evaluate_run(predictor, open_like(predictor, other, other / "labels.csv"), tmp_path / "evaluation")
     assert {"macro_auc", "macro_f1", "accuracy"} <= result["metrics"].keys()
-    written = read_predictions(tmp_path / "evaluation" / "predictions.csv")
+    written = read_table(tmp_path / "evaluation" / "predictions.csv")
     accuracy = (written["truth"] == written["predicted"]).mean()
     assert result["metrics"]["accuracy"]["estimate"] == pytest.approx(accuracy)
 
@@ -217,7 +248,7 @@ def test_external_validation_fits_nothing(run, other, tmp_path):
     ]
     assert result["overlap"]["samples"] == []
     assert result == read_json(tmp_path / "evaluation" / "metrics.json")
-    written = read_predictions(tmp_path / "evaluation" / "predictions.csv").set_index("sample")
+    written = read_table(tmp_path / "evaluation" / "predictions.csv").set_index("sample")
     sample = cohort.samples[3]
     expected = predictor.predict(cohort.load(sample))
     assert written.loc[sample.id, "prob_positive"] == pytest.approx(expected.probabilities["positive"], abs=1e-12)
@@ -230,7 +261,7 @@ def test_external_validation_fits_nothing(run, other, tmp_path):
     flipped["label"] = flipped["label"].map({"positive": "negative", "negative": "positive"})
     again = evaluate_run(predictor, open_like(predictor, other, flipped), tmp_path / "flipped")
     assert again["metrics"]["auc"]["estimate"] == pytest.approx(1 - auc["estimate"])
-    other_table = read_predictions(tmp_path / "flipped" / "predictions.csv").set_index("sample")
+    other_table = read_table(tmp_path / "flipped" / "predictions.csv").set_index("sample")
     assert (other_table["predicted"] == written["predicted"]).all()
     with pytest.raises(DataError, match="not an empty folder"):
         evaluate_run(predictor, cohort, tmp_path / "evaluation")
@@ -324,10 +355,3 @@ def test_settings_and_reading_are_checked(run, fit, tmp_path):
         fit(tmp_path / "new", target="label", epoch=3)
     with pytest.raises(DataError, match="is a run with non_finite = 'error', not 'drop'"):
         fit(run.folder, target="label", folds=2, seeds=2, non_finite="drop", **SMALL)
-
-
-def test_predictions_are_read_as_they_were(tmp_path):
-    (tmp_path / "table.csv").write_text("sample,patient,truth,prob_1,low_prob_1\n007,'=p,1,0.25,\n")
-    (row,) = read_predictions(tmp_path / "table.csv").to_dict("records")
-    assert (row["sample"], row["patient"], row["truth"], row["prob_1"]) == ("007", "=p", "1", 0.25)
-    assert np.isnan(row["low_prob_1"])

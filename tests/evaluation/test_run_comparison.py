@@ -6,7 +6,7 @@ from scipy import stats
 
 from psamil.errors import DataError, OptionError
 from psamil.evaluation import delong_test, holm
-from psamil.evaluation.run_comparison import Run, compare_runs, read_predictions, statistic_of
+from psamil.evaluation.run_comparison import FinishedRun, compare_runs, statistic_of
 from psamil.files import read_json, write_json
 from psamil.training.settings import TrainingSettings
 from tests.evaluation.made_runs import make_run, make_splits
@@ -41,15 +41,17 @@ def test_tests_agree_with_their_functions_and_are_adjusted_over_runs(splits, tmp
 
 
 def test_the_resampled_statistic_is_the_metric_of_the_summary(splits, tmp_path):
-    for survival, metric in ((False, "auc"), (True, "c_index")):
-        run = Run.load(make_run(tmp_path / metric, splits, signal=1.0, survival=survival))
+    metrics = {"binary": "auc", "three": "macro_auc", "survival": "c_index", "regression": "mae"}
+    for kind, metric in metrics.items():
+        run = FinishedRun.load(make_run(tmp_path / kind, splits, signal=1.0, kind=kind))
+        assert run.headline == metric
         value = statistic_of(run)(np.ones((1, len(run.patients))))[0]
         assert value == pytest.approx(run.summary["metrics"][metric]["mean"])
 
 
 def test_survival_is_compared_by_bootstrap(splits, tmp_path):
     folders = [
-        make_run(tmp_path / f"run{i}", splits, signal=s, survival=True, seed=i) for i, s in enumerate((3.0, 0.0))
+        make_run(tmp_path / f"run{i}", splits, signal=s, kind="survival", seed=i) for i, s in enumerate((3.0, 0.0))
     ]
     comparison = compare_runs(folders)
     assert {tested.metric for tested in comparison.tests} == {"c_index"}
@@ -70,7 +72,7 @@ def test_other_splits_folds_or_labels_are_refused(splits, tmp_path):
     with pytest.raises(DataError, match=r"other: has other splits than .*first"):
         compare_runs([first, make_run(tmp_path / "other", make_splits(seed=1), signal=1.0)])
     with pytest.raises(DataError, match="predicts something else"):
-        compare_runs([first, make_run(tmp_path / "survival", splits, signal=1.0, survival=True)])
+        compare_runs([first, make_run(tmp_path / "survival", splits, signal=1.0, kind="survival")])
     relabelled = make_run(tmp_path / "relabelled", splits, signal=1.0)
     text = (relabelled / "predictions.csv").read_text()
     (relabelled / "predictions.csv").write_text(text.replace("test,positive", "test,negative", 1))
@@ -103,11 +105,9 @@ def test_runs_are_named_by_what_differs(splits, tmp_path):
         compare_runs(folders, names=["a", "b", "c", "a"])
 
 
-def test_names_and_classes_that_look_like_something_else(tmp_path):
-    path = tmp_path / "predictions.csv"
-    path.write_text("sample,patient,truth,prob_NA,prob_01,fold\n007,NA,01,0.25,0.75,0\n'=1,x,NA,1e-3,0.999,0\n")
-    table = read_predictions(path)
-    assert table["sample"].tolist() == ["007", "=1"]
-    assert table["patient"].tolist() == ["NA", "x"]
-    assert table["truth"].tolist() == ["01", "NA"]
-    assert table["prob_NA"].tolist() == [0.25, 0.001]
+def test_the_best_of_an_error_is_the_lowest(splits, tmp_path):
+    folders = [make_run(tmp_path / f"run{i}", splits, signal=s, kind="regression") for i, s in enumerate((1.0, 5.0))]
+    comparison = compare_runs(folders, names=["poor", "good"], reference="best")
+    assert comparison.reference.name == "good"
+    assert {tested.metric for tested in comparison.tests} == {"mae"}
+    assert all(tested.comparison.difference > 0 for tested in comparison.tests)

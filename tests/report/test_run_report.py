@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from psamil.evaluation.run_comparison import Run, compare_runs
+from psamil.evaluation.run_comparison import FinishedRun, compare_runs
 from psamil.files import read_json
 from psamil.report import run_report
 from psamil.report.run_figures import figures_of, risk_groups, roc_on_grid
@@ -114,7 +114,7 @@ def test_names_stay_text_and_nothing_is_loaded(folders, tmp_path):
 def test_figures_of_classes(folders, tmp_path):
     comparison = compare_runs(folders)
     titles = [figure.title for figure in figures_of(comparison.runs)]
-    assert titles == ["ROC curves", "Calibration", "Training", "Learned radii"]
+    assert titles == ["ROC curves", "Calibration", "Learned radii", "Training"]
     assert page_of(comparison, tmp_path) == page_of(comparison, tmp_path)  # the same bytes each time
 
 
@@ -125,11 +125,11 @@ def test_one_run_alone(folders, tmp_path):
 
 
 def test_survival_by_risk_group(tmp_path):
-    folder = make_run(tmp_path / "run", make_splits(), signal=3.0, survival=True)
+    folder = make_run(tmp_path / "run", make_splits(), signal=3.0, kind="survival")
     page = page_of(compare_runs([folder]), tmp_path)
     assert "log-rank p" in page
     assert "ROC" not in page
-    run = Run.load(folder)
+    run = FinishedRun.load(folder)
     high = risk_groups(run)
     fold = run.patients["fold"].to_numpy() == 1
     validation = run.validation(1)
@@ -155,3 +155,10 @@ def test_area_under_the_drawn_curve():
     scores = (labels + random.standard_normal(400)).round(1)  # with ties
     area = np.trapezoid(roc_on_grid(labels, scores), dx=0.01)
     assert area == pytest.approx(roc_auc(labels, scores), abs=2e-3)
+
+
+@pytest.mark.parametrize(("kind", "title"), [("three", "ROC curves"), ("regression", "Predicted and true values")])
+def test_other_outcomes_have_their_figures(kind, title, tmp_path):
+    splits = make_splits()
+    folders = [make_run(tmp_path / f"run{i}", splits, signal=s, kind=kind) for i, s in enumerate((1.0, 4.0))]
+    assert title in page_of(compare_runs(folders), tmp_path)

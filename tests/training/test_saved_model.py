@@ -77,5 +77,5 @@ def test_weights_must_be_complete_and_no_more(tmp_path):
 
 def test_a_pickle_is_refused(tmp_path):
     (tmp_path / "model").write_bytes(pickle.dumps({"weights": [1]}))
-    with pytest.raises(DataError, match="no file of psamil.*train it again"):
+    with pytest.raises(DataError, match=r"no file of psamil.*train it again"):
         SavedModel.load(tmp_path / "model")

@@ -87,7 +87,7 @@ class Harmful:
         b"x",
         os.urandom(5000),
         pickle.dumps(Harmful()),
-        b'\x02\x00\x00\x00\x00\x00\x00\x00{}',
+        b"\x02\x00\x00\x00\x00\x00\x00\x00{}",
         b"\xff" * 8 + b"{}",
     ],
     ids=["empty", "one byte", "random", "pickle", "no header", "huge header"],
@@ -95,7 +95,7 @@ class Harmful:
 def test_damaged_files_are_refused_and_run_no_code(content, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_bytes(content)
-    with pytest.raises(DataError, match="file: is damaged, or no file of psamil .*; delete it") as error:
+    with pytest.raises(DataError, match=r"file: is damaged, or no file of psamil .*; delete it") as error:
         read_tensors(tmp_path / "file", REMEDY)
     assert "\n" not in str(error.value)
     assert not (tmp_path / "harm").exists()

@@ -14,7 +14,7 @@ from rich.table import Table
 from psamil.cli.compare import tell
 from psamil.cohort import BagCache, Cohort, k_fold, simulate
 from psamil.evaluation.experiment import cross_validate
-from psamil.evaluation.run_comparison import Run, compare_runs, read_history
+from psamil.evaluation.run_comparison import FinishedRun, compare_runs, read_history
 from psamil.files import read_json
 from psamil.report.run_report import write_report
 from psamil.report.tables import save_tables
@@ -26,12 +26,12 @@ SETTINGS = {
     "psa": TrainingSettings(
         model="psa",
         model_options={"heads": 3, "head_dim": 32, "tau": 0.1, "alpha": 0.0},
-        epochs=16,
+        epochs=12,
         lr=1e-3,
         prior_lr_scale=10.0,
         patience=None,  # nothing seems to happen in the first epochs
     ),
-    "abmil": TrainingSettings(model="abmil", model_options={"hidden": 96}, epochs=16, lr=1e-3, patience=None),
+    "abmil": TrainingSettings(model="abmil", model_options={"hidden": 96}, epochs=12, lr=1e-3, patience=None),
 }
 
 
@@ -108,10 +108,10 @@ class _Progress:
         self.console.print("  ".join([*words, f"{time.monotonic() - self.start:.0f} s"]), markup=False)
 
 
-def _tell_radii(run: Run, console: Console) -> None:
+def _tell_radii(run: FinishedRun, console: Console) -> None:
     title = f"Learned radii K in tile steps; planted: within {RANGE_STEPS:g} or beyond {APART_STEPS:g}"
     table = Table(title=title, title_justify="left")
-    for column in ("fold", "at first", "of the kept epoch", "at last"):
+    for column in ("fold", "after 1 epoch", "of the kept epoch", "at the end"):
         table.add_column(column)
     for fold, job in run.jobs():
         history = read_history(job)

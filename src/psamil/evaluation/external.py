@@ -23,8 +23,8 @@ from psamil.evaluation.experiment import write_table
 from psamil.evaluation.intervals import Interval, bootstrap_interval
 from psamil.evaluation.predictor import Predictor
 from psamil.evaluation.resampling import Statistic, auc_statistic, concordance_statistic, statistic_of_rows
-from psamil.evaluation.run import data_of, read_predictions
-from psamil.evaluation.scores import by_patient, score, truth
+from psamil.evaluation.run import data_of
+from psamil.evaluation.scores import by_patient, read_predictions, score, truth
 from psamil.files import write_json
 from psamil.training.metrics import Integers
 from psamil.training.tasks import Task

@@ -24,11 +24,11 @@ from psamil.cohort.split_files import fit_to_cohort
 from psamil.errors import DataError, one_of
 from psamil.evaluation.experiment import Report, cross_validate
 from psamil.evaluation.predictor import Prediction, Predictor, load
-from psamil.files import read_json, unescape_cell, write_json
+from psamil.evaluation.scores import read_predictions
+from psamil.files import read_json, write_json
 from psamil.training.settings import TrainingSettings
 
 DATA_FILE = "data.json"
-TEXTS = ("sample", "patient", "part", "truth", "predicted", "note")  # columns; names of classes may look like numbers
 
 Tell = Callable[[str], None]
 
@@ -171,14 +171,6 @@ def data_of(run: Path) -> dict[str, dict[str, Any]]:
     """What ``data.json`` says; nothing for runs that were not made by :func:`fit`."""
     found = read_json(run / DATA_FILE) if (run / DATA_FILE).exists() else {}
     return {name: found.get(name) or {} for name in ("outcome", "reading", "patients")}
-
-
-def read_predictions(path: Path) -> pd.DataFrame:
-    """A table of predictions as it was before it was written: ids and classes are texts, whatever they look like."""
-    table = pd.read_csv(path, converters=dict.fromkeys(TEXTS, unescape_cell)).rename(columns=unescape_cell)
-    if "value" in table and "truth" in table:
-        table["truth"] = pd.to_numeric(table["truth"])
-    return table
 
 
 def _with_settings(training: TrainingSettings, settings: dict[str, Any]) -> TrainingSettings:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -33,8 +33,8 @@ from psamil.evaluation.resampling import (
     mean_over_folds,
     statistic_of_rows,
 )
-from psamil.evaluation.scores import by_patient
-from psamil.files import read_json, unescape_cell
+from psamil.evaluation.scores import by_patient, read_predictions
+from psamil.files import read_json
 from psamil.training import metrics
 from psamil.training.class_tasks import ClassificationTask, MultiLabelTask
 from psamil.training.fold import HISTORY_FILE, MODEL_FILE
@@ -49,7 +49,7 @@ PREDICTED = ("logit_", "prob_", "survival_")
 
 
 @dataclass(frozen=True, eq=False)
-class Run:
+class FinishedRun:
     """What a run directory holds, as far as it is finished."""
 
     path: Path
@@ -61,7 +61,7 @@ class Run:
     step_um: float | None
 
     @staticmethod
-    def load(path: Path | str, name: str = "") -> Run:
+    def load(path: Path | str, name: str = "") -> FinishedRun:
         path = Path(path)
         if not (path / "run.json").is_file():
             raise DataError(path, "is no run directory (it has no run.json)", "give one that psamil train has written")
@@ -69,7 +69,7 @@ class Run:
         if not jobs or not (path / "summary.json").is_file():
             raise DataError(path, "has no finished fold", "go on with psamil train")
         model = SavedModel.load(jobs[0].parent / MODEL_FILE)
-        return Run(
+        return FinishedRun(
             path,
             name or path.name,
             read_json(path / "run.json"),
@@ -114,21 +114,6 @@ def read_history(job: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines if line.strip()]
 
 
-def read_predictions(path: Path) -> pd.DataFrame:
-    """Names and classes as they are, even if they look like numbers; what was predicted as numbers."""
-    table = pd.read_csv(path, dtype=str, keep_default_na=False).rename(columns=unescape_cell)
-    for name in table:
-        table[name] = table[name].map(unescape_cell)
-    numbers = [*_predicted(table), *(name for name in ("time",) if name in table)]
-    if "value" in table and "truth" in table:  # of a regression
-        numbers.append("truth")
-    whole = [name for name in table if name in ("event", "fold") or str(name).startswith("truth_")]
-    try:
-        return table.astype(dict.fromkeys(numbers, np.float64) | dict.fromkeys(whole, np.int64))
-    except ValueError as error:
-        raise DataError(path, f"has a cell that is no number ({error})", "run psamil train again") from error
-
-
 def _predicted(table: pd.DataFrame) -> list[str]:
     return [str(name) for name in table if str(name).startswith(PREDICTED) or name in ("risk", "value")]
 
@@ -148,8 +133,8 @@ class Tested:
 class RunComparison:
     """Runs on the same splits. Differences are run minus reference."""
 
-    runs: tuple[Run, ...]
-    reference: Run
+    runs: tuple[FinishedRun, ...]
+    reference: FinishedRun
     tests: tuple[Tested, ...]  # test by test, each for all runs but the reference
 
     @property
@@ -176,18 +161,18 @@ def compare_runs(
         raise OptionError("name at least one run directory")
     if names is not None and len(names) != len(folders):
         raise OptionError(f"{len(folders)} runs need as many names, got {len(names)}")
-    runs = [Run.load(folder) for folder in folders]
+    runs = [FinishedRun.load(folder) for folder in folders]
     chosen = list(names) if names is not None else names_of(runs)
     if len(set(chosen)) < len(chosen):
         raise OptionError(f"names of runs must differ, got {', '.join(map(repr, chosen))}")
     for run in runs[1:]:
         _refuse_other_data(runs[0], run)
-    named = [_renamed(run, name) for run, name in zip(runs, chosen, strict=True)]
+    named = [replace(run, name=name) for run, name in zip(runs, chosen, strict=True)]
     best = named[0] if reference == "first" else max(named, key=_goodness)
     return RunComparison(tuple(named), best, tuple(_tests([run for run in named if run is not best], best)))
 
 
-def names_of(runs: Sequence[Run]) -> list[str]:
+def names_of(runs: Sequence[FinishedRun]) -> list[str]:
     """The model, with the settings in which runs of this model differ; the folder where that does not tell."""
     settings = [_flat({**run.about["settings"], "seeds": run.about.get("seeds")}) for run in runs]
     names = []
@@ -208,11 +193,7 @@ def _flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _renamed(run: Run, name: str) -> Run:
-    return Run(run.path, name, run.about, run.summary, run.splits, run.task, run.step_um)
-
-
-def _refuse_other_data(first: Run, other: Run) -> None:
+def _refuse_other_data(first: FinishedRun, other: FinishedRun) -> None:
     remedy = f"compare runs that were trained with the same splits as {first.path} (psamil train --splits)"
     if other.splits.hash != first.splits.hash:
         raise DataError(other.path, f"has other splits than {first.path}", remedy)
@@ -230,14 +211,14 @@ def _refuse_other_data(first: Run, other: Run) -> None:
         raise DataError(other.path, f"has other patients or labels than {first.path}", remedy)
 
 
-def _goodness(run: Run) -> float:
+def _goodness(run: FinishedRun) -> float:
     mean = run.summary["metrics"][run.headline]["mean"]
     if mean is None:
         return -np.inf
     return -mean if run.headline in LOWER_IS_BETTER else mean
 
 
-def _tests(others: Sequence[Run], reference: Run) -> list[Tested]:
+def _tests(others: Sequence[FinishedRun], reference: FinishedRun) -> list[Tested]:
     found = [_compared(run, reference) for run in others]
     tests: list[Tested] = []
     for same_test in zip(*found, strict=True):
@@ -247,7 +228,7 @@ def _tests(others: Sequence[Run], reference: Run) -> list[Tested]:
     return tests
 
 
-def _compared(run: Run, reference: Run) -> list[Comparison]:
+def _compared(run: FinishedRun, reference: FinishedRun) -> list[Comparison]:
     """Over folds, then over patients."""
     first, second = (_per_fold(one) for one in (run, reference))
     shares = [len(fold.test) / len(fold.train) for fold in run.splits.folds]
@@ -267,19 +248,19 @@ def _compared(run: Run, reference: Run) -> list[Comparison]:
     return comparisons
 
 
-def _per_fold(run: Run) -> Floats:
+def _per_fold(run: FinishedRun) -> Floats:
     values = run.summary["metrics"][run.headline]["per_fold"]
     return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
 
 
-def _strata(run: Run) -> Any:
+def _strata(run: FinishedRun) -> Any:
     """Classes, or event and censored; resamples keep how many there are of each."""
     if isinstance(run.task, SurvivalTask):
         return run.patients["event"].to_numpy()
     return run.patients["truth"].to_numpy() if isinstance(run.task, ClassificationTask) else None
 
 
-def statistic_of(run: Run) -> Statistic:
+def statistic_of(run: FinishedRun) -> Statistic:
     """The headline metric, taken in each fold and averaged, of resampled patients."""
     table, task = run.patients, run.task
     if isinstance(task, SurvivalTask):
@@ -298,7 +279,7 @@ def statistic_of(run: Run) -> Statistic:
     return mean_over_folds(table["fold"], error_of)
 
 
-def indicators(run: Run) -> tuple[Integers, Floats]:
+def indicators(run: FinishedRun) -> tuple[Integers, Floats]:
     """Yes or no, and probability, of every class or label (n, m); of two classes, the positive one alone."""
     table, task = run.patients, run.task
     if isinstance(task, MultiLabelTask):

@@ -14,7 +14,7 @@ import numpy as np
 
 from psamil.errors import MissingExtraError
 from psamil.evaluation.calibration import reliability_curve
-from psamil.evaluation.run_comparison import Run, indicators, read_history
+from psamil.evaluation.run_comparison import FinishedRun, indicators, read_history
 from psamil.evaluation.survival_curves import high_risk, kaplan_meier, log_rank
 from psamil.report.tables import metric_title, p_text
 from psamil.training.class_tasks import ClassificationTask, MultiLabelTask
@@ -46,7 +46,7 @@ STYLE: dict[Any, Any] = {
     "xtick.color": "#5b616b",
     "ytick.color": "#5b616b",
 }
-PANEL = (3.5, 3.1)  # inches
+PANEL = (3.25, 3.1)  # inches
 MAX_COLUMNS = 3
 GRID = np.linspace(0, 1, 101)
 
@@ -60,7 +60,7 @@ class Figure:
     svg: str
 
 
-def figures_of(runs: Sequence[Run], *, planted_steps: tuple[float, float] | None = None) -> list[Figure]:
+def figures_of(runs: Sequence[FinishedRun], *, planted_steps: tuple[float, float] | None = None) -> list[Figure]:
     """All figures that apply to these runs.
 
     Args:
@@ -80,12 +80,12 @@ def figures_of(runs: Sequence[Run], *, planted_steps: tuple[float, float] | None
         makers.append(lambda: _survival(runs))
     if isinstance(task, RegressionTask):
         makers.append(lambda: _scatter(runs))
-    makers += [lambda: _training(runs), lambda: _radii(runs, planted_steps)]
+    makers += [lambda: _radii(runs, planted_steps), lambda: _training(runs)]
     with _styled():
         return [figure for figure in (make() for make in makers) if figure is not None]
 
 
-def _roc(runs: Sequence[Run]) -> Figure:
+def _roc(runs: Sequence[FinishedRun]) -> Figure:
     canvas, axes = _panels(1)
     axis = axes[0]
     axis.plot([0, 1], [0, 1], color=GREY, linewidth=0.8)
@@ -95,7 +95,7 @@ def _roc(runs: Sequence[Run]) -> Figure:
         axis.fill_between(GRID, (mean - sd).clip(0), (mean + sd).clip(max=1), color=_colour(i), alpha=0.13, linewidth=0)
         found = run.summary["metrics"][run.headline]["mean"]
         value = "" if found is None else f" ({found:.3f})"
-        axis.plot(GRID, mean, color=_colour(i), linestyle=_dash(i), label=_label(run.name) + value)
+        axis.plot(GRID, mean, color=_colour(i), linestyle=_dash(i), label=_label(run.name) + value, clip_on=False)
     axis.set(xlabel="1 − specificity", ylabel="sensitivity", xlim=(0, 1), ylim=(0, 1.01), aspect="equal")
     _legend_below(canvas, axis)
     caption = "Mean over folds; the band is one standard deviation. In brackets the mean AUC of the folds."
@@ -104,7 +104,7 @@ def _roc(runs: Sequence[Run]) -> Figure:
     return _figure("ROC curves", caption, canvas, "roc")
 
 
-def _roc_curves(run: Run) -> Iterator[Floats]:
+def _roc_curves(run: FinishedRun) -> Iterator[Floats]:
     """Sensitivity over the grid, for each fold and class that has both kinds of patients."""
     labels, scores = indicators(run)
     folds = run.patients["fold"].to_numpy()
@@ -124,7 +124,7 @@ def roc_on_grid(labels: Integers, scores: Floats) -> Floats:
     return np.interp(GRID, alarms, hits)
 
 
-def _calibration(runs: Sequence[Run]) -> Figure:
+def _calibration(runs: Sequence[FinishedRun]) -> Figure:
     canvas, axes = _panels(1)
     axis = axes[0]
     axis.plot([0, 1], [0, 1], color=GREY, linewidth=0.8)
@@ -147,7 +147,7 @@ def _calibration(runs: Sequence[Run]) -> Figure:
     return _figure("Calibration", caption, canvas, "calibration")
 
 
-def _survival(runs: Sequence[Run]) -> Figure | None:
+def _survival(runs: Sequence[FinishedRun]) -> Figure | None:
     shown = [(run, groups) for run in runs if (groups := risk_groups(run)) is not None]
     if not shown:
         return None
@@ -176,7 +176,7 @@ def _survival(runs: Sequence[Run]) -> Figure | None:
     return _figure("Survival by risk group", caption, canvas, "survival")
 
 
-def risk_groups(run: Run) -> Any:
+def risk_groups(run: FinishedRun) -> Any:
     """Who is of high risk, (n,), by the validation part of each fold; None if a fold has none."""
     folds, risks = run.patients["fold"].to_numpy(), run.patients["risk"].to_numpy()
     high = np.zeros(len(risks), dtype=bool)
@@ -188,7 +188,7 @@ def risk_groups(run: Run) -> Any:
     return high
 
 
-def _scatter(runs: Sequence[Run]) -> Figure:
+def _scatter(runs: Sequence[FinishedRun]) -> Figure:
     canvas, axes = _panels(len(runs))
     for axis, (i, run) in zip(axes, enumerate(runs), strict=True):
         truth, value = run.patients["truth"].to_numpy(), run.patients["value"].to_numpy()
@@ -200,7 +200,7 @@ def _scatter(runs: Sequence[Run]) -> Figure:
     return _figure("Predicted and true values", "Test patients of all folds.", canvas, "scatter")
 
 
-def _training(runs: Sequence[Run]) -> Figure:
+def _training(runs: Sequence[FinishedRun]) -> Figure:
     canvas, (left, right) = _panels(2)
     name = ""
     for i, run in enumerate(runs):
@@ -232,7 +232,7 @@ def _mean_of_epochs(histories: Sequence[Sequence[dict[str, Any]]], key: str) -> 
     return means
 
 
-def _radii(runs: Sequence[Run], planted_steps: tuple[float, float] | None) -> Figure | None:
+def _radii(runs: Sequence[FinishedRun], planted_steps: tuple[float, float] | None) -> Figure | None:
     shown = [(run, layer) for run in runs for layer in range(_layers(run))]
     if not shown:
         return None
@@ -253,12 +253,17 @@ def _radii(runs: Sequence[Run], planted_steps: tuple[float, float] | None) -> Fi
         axis.legend(loc="best", ncols=2)
     length = next((run.step_um for run, _ in shown if run.step_um is not None), None)
     caption = "Each line is a head in one fold and seed: how far it looks, where its prior has fallen to τ."
+    if planted_steps is not None:
+        caption += (
+            f" Interacting tiles were planted within {planted_steps[0]:g} steps, others beyond {planted_steps[1]:g}: "
+            "a radius in the band tells them apart."
+        )
     if length is not None:
         caption += f" A tile step is {length:.4g} µm."
     return _figure("Learned radii", caption, canvas, "radii")
 
 
-def _layers(run: Run) -> int:
+def _layers(run: FinishedRun) -> int:
     jobs = run.jobs()
     return len(read_history(jobs[0][1])[0].get("radii_steps", [])) if jobs else 0
 

@@ -9,16 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from psamil.errors import MissingExtraError
-from psamil.evaluation.run_comparison import Run, RunComparison
+from psamil.evaluation.run_comparison import LOWER_IS_BETTER, FinishedRun, RunComparison
 from psamil.files import atomic_write
 from psamil.report.run_figures import Figure, figures_of
 from psamil.report.tables import html_results, html_table, html_tests, metric_title
+from psamil.training.class_tasks import ClassificationTask
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 CSS = """
 :root { --ink: #20242b; --soft: #5b616b; --line: #d9dce2; --accent: #0b6e99; }
 * { box-sizing: border-box; }
-body { margin: 0 auto; max-width: 62rem; padding: 2.5rem 1.5rem 4rem; color: var(--ink); background: #fff;
+body { margin: 0 auto; max-width: 66rem; padding: 2.5rem 1.5rem 4rem; color: var(--ink); background: #fff;
   font: 15px/1.55 system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-serif; }
 h1 { font-size: 1.7rem; line-height: 1.25; margin: 0 0 .3rem; overflow-wrap: anywhere; }
 h2 { font-size: 1.15rem; margin: 2.6rem 0 .8rem; padding-bottom: .3rem; border-bottom: 2px solid var(--accent); }
@@ -30,21 +31,25 @@ p { margin: .4rem 0 .8rem; max-width: 46rem; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .87rem; margin: .4rem 0 .8rem; }
 thead th { border-top: 1.5px solid var(--ink); border-bottom: 1px solid var(--ink); vertical-align: bottom; }
 tbody tr:last-child > * { border-bottom: 1.5px solid var(--ink); }
-th, td { padding: .35rem .7rem; text-align: center; }
+th, td { padding: .35rem .55rem; text-align: center; }
 td { white-space: nowrap; }
 thead th:first-child, tbody th { text-align: left; padding-left: .2rem; }
 tbody th { font-weight: 600; overflow-wrap: anywhere; min-width: 7rem; }
+tbody th, .tests td:nth-child(2), .tests th:nth-child(2) { text-align: left; }
 td small { color: var(--soft); }
-.facts td { text-align: left; white-space: normal; overflow-wrap: anywhere; }
-.figures { display: flex; flex-wrap: wrap; gap: 1.5rem 2rem; }
+.facts th, .facts td { text-align: left; white-space: normal; overflow-wrap: anywhere; }
+.facts tbody th { min-width: 10rem; }
+.figures { display: flex; flex-wrap: wrap; gap: 1.5rem; }
 figure { margin: 0; flex: 0 1 auto; max-width: 100%; }
 figure svg { max-width: 100%; height: auto; display: block; }
-figcaption { max-width: 34rem; }
+figcaption { width: 0; min-width: 100%; margin-top: .3rem; } /* as wide as the picture, not wider */
 @media print {
   body { max-width: none; padding: 0; font-size: 10pt; }
   h2 { break-after: avoid; }
   figure, table { break-inside: avoid; }
   .table { overflow: visible; }
+  table { font-size: 7.5pt; }
+  th, td { padding: .2rem .35rem; }
   @page { margin: 18mm; }
 }
 """
@@ -111,13 +116,22 @@ def _page(
 
 
 def _how_to_read(comparison: RunComparison) -> str:
-    metric = metric_title(comparison.runs[0].headline)
-    best = " Bold: the best mean." if len(comparison.runs) > 1 else ""
-    return (
+    first = comparison.runs[0]
+    told = [
         "Test parts, by patient: mean ± standard deviation over folds; in brackets the 95% bootstrap interval over "
-        f"patients.{best} Epochs were chosen by {metric} on validation parts, as were thresholds and temperatures. "
-        "↓ less is better."
-    )
+        "patients."
+    ]
+    if len(comparison.runs) > 1:
+        told.append("Bold: the best mean.")
+    if any(name in LOWER_IS_BETTER for name in comparison.metric_names):
+        told.append("↓ less is better.")
+    if all(fold.val for fold in first.splits.folds):
+        chosen = ", thresholds and temperatures" if isinstance(first.task, ClassificationTask) else ""
+        told.append(f"Epochs{chosen} were chosen on validation parts, epochs by {metric_title(first.headline)}.")
+    intervals = [run.summary["metrics"].get(first.headline, {}) for run in comparison.runs]
+    if any(found.get("low") is not None and found["low"] == found.get("high") for found in intervals):
+        told.append("An interval without width, as of a perfect AUC, is not certainty.")
+    return " ".join(told)
 
 
 def _tests(comparison: RunComparison) -> Iterator[str]:
@@ -125,7 +139,7 @@ def _tests(comparison: RunComparison) -> Iterator[str]:
         return
     metric, reference = metric_title(comparison.runs[0].headline), comparison.reference.name
     yield f"<h2>{html.escape(f'Differences in {metric} from {reference}')}</h2>"
-    yield html_tests(comparison)
+    yield f'<div class="tests">{html_tests(comparison)}</div>'
     yield (
         '<p class="note">Run minus reference; two-sided. Folds share training data, which the paired t-test ignores '
         "and the corrected one accounts for. Tests over patients take the trained models as given. Holm’s method "
@@ -151,7 +165,7 @@ def _protocol(comparison: RunComparison) -> list[tuple[str, str]]:
     ]
 
 
-def _cohorts(runs: Sequence[Run]) -> list[tuple[str, str]]:
+def _cohorts(runs: Sequence[FinishedRun]) -> list[tuple[str, str]]:
     """One line where all runs used the same data."""
     told = {
         run.name: f"{run.about['cohort']['headline']}; fingerprint {run.about['cohort']['fingerprint'][:16]}"
@@ -167,7 +181,7 @@ def _range(numbers: Sequence[int]) -> str:
     return str(low) if low == high else f"{low} to {high}"
 
 
-def _settings(runs: Sequence[Run]) -> str:
+def _settings(runs: Sequence[FinishedRun]) -> str:
     """All settings, one column per run."""
     names = dict.fromkeys(name for run in runs for name in run.about["settings"])
     rows = [[name, *(_value(run.about["settings"].get(name)) for run in runs)] for name in names]
@@ -180,7 +194,7 @@ def _value(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _versions(runs: Sequence[Run]) -> str:
+def _versions(runs: Sequence[FinishedRun]) -> str:
     told = []
     for run in runs:
         environment = run.about.get("environment", {})

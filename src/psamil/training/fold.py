@@ -83,10 +83,10 @@ def train_fold(
         training = _Training(cohort, split, settings, folder)
         training.run(report)
         training.saved_model().save(finished)
-    (folder / STATE_FILE).unlink(missing_ok=True)
     model = SavedModel.load(finished)  # always from the file: whoever goes on later gets the same numbers
-    if model.about["settings"] != settings.to_json():
+    if model.about.get("settings") != settings.to_json():
         raise DataError(finished, "was trained with other settings", "choose another folder")
+    (folder / STATE_FILE).unlink(missing_ok=True)
     return model
 
 
