@@ -27,7 +27,7 @@ test: $(STAMP) ## Check format, lint, types and layers, then run the tests
 	$(BIN)/ruff check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist loadfile
 
 lint: $(STAMP) ## Format and fix what can be fixed, then check types and layers
 	$(BIN)/ruff format

@@ -135,5 +135,6 @@ def test_results_of_the_run_are_not_overwritten(capsys, run, folder, tmp_path):
 @pytest.mark.filterwarnings("default")
 def test_another_tile_step_stands_in_the_table(capsys, run, folder, tmp_path):
     out = tmp_path / "predictions.csv"
-    assert predict(capsys, run.folder, folder, "--out", out, "--um-per-step", "256")[0] == 0
+    with pytest.warns(UserWarning, match="radii mean other lengths"):
+        assert predict(capsys, run.folder, folder, "--out", out, "--um-per-step", "256")[0] == 0
     assert read_table(out)["note"].str.contains("256 um, but was 128 um").all()

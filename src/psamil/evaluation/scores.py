@@ -46,7 +46,7 @@ def prediction_table(
 def read_predictions(path: Path) -> pd.DataFrame:
     """A table of predictions from its file, with the same names and the same bits: a class "0" or "NA" is a name."""
     table = pd.read_csv(path, dtype=str, keep_default_na=False).rename(columns=unescape_cell)
-    names = ["sample", "patient", "part"] if "value" in table else ["sample", "patient", "part", "truth"]
+    names = ["sample", "patient", "part", "predicted", "note", *([] if "value" in table else ["truth"])]
     for column in table.columns:
         values = table[column].map(unescape_cell)
         table[column] = values if column in names else values.replace("", "nan").map(float)
