@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from psamil.errors import DataError, MissingExtraError
 from psamil.readers.arrays import MAX_SPARSITY, hollow, is_bomb, one_corner_per_tile, plain_float
-from psamil.readers.instance_table import bag_column, position_columns
+from psamil.readers.instance_columns import bag_column, position_columns
 from psamil.readers.tiles import Tiles
 
 NAME = "h5ad"
