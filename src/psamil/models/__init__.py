@@ -2,8 +2,8 @@
 
 from psamil.models import pooling as _pooling  # registers its models
 from psamil.models import psa as _psa  # registers itself
-from psamil.models.output import ModelOutput
+from psamil.models.output import ExtraPrediction, ModelOutput
 from psamil.models.registry import create_model, list_models, register_model
 
-__all__ = ["ModelOutput", "create_model", "list_models", "register_model"]
+__all__ = ["ExtraPrediction", "ModelOutput", "create_model", "list_models", "register_model"]
 del _pooling, _psa

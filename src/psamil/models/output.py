@@ -1,8 +1,27 @@
-"""What every model returns."""
+"""What every model returns, and what a model may ask of whoever feeds and trains it.
+
+A model is a module whose ``forward(batch: PackedBags)`` gives a :class:`ModelOutput`. Beyond that,
+
+- one that uses :mod:`psamil.spatial` says ``needs_layout = True``: batches then come with a prepared layout;
+- one whose losses need the class of a bag says ``wants_classes = True`` and takes ``forward(batch, classes)``: (b,)
+  class indices in training (time bins for survival), None for other outcomes and whenever it only predicts;
+- one that must look at the training bags between epochs has ``start_epoch(epoch, epochs, batches)``, called in
+  evaluation mode and without gradients before each epoch; ``batches()`` goes through the training bags. What it finds
+  belongs into buffers, so that it is saved with the weights.
+"""
 
 from dataclasses import dataclass, field
 
 from torch import Tensor
+
+
+@dataclass(frozen=True)
+class ExtraPrediction:
+    """Logits that have to answer for the target of a bag too, such as those of its parts."""
+
+    logits: Tensor  # (m, n_out)
+    bag: Tensor  # (m,) index of the bag whose target each row has
+    weight: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -16,4 +35,5 @@ class ModelOutput:
     logits: Tensor  # (b, n_out)
     tile_scores: Tensor  # (n,) before any softmax over the bag
     auxiliary_losses: dict[str, Tensor] = field(default_factory=dict)  # weighted: add them to the loss of the task
+    extra_predictions: dict[str, ExtraPrediction] = field(default_factory=dict)  # the task's loss is taken of each
     radii_steps: Tensor | None = None  # (layers, heads) learned radii in tile steps, without gradient

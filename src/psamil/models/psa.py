@@ -131,6 +131,8 @@ class PSAMIL(nn.Module):
         diversity: form of its entropy, see :mod:`psamil.spatial.diversity`.
     """
 
+    needs_layout = True
+
     def __init__(
         self,
         in_dim: int,

@@ -57,6 +57,9 @@ class ClassificationTask(Task):
         own = {name: index for index, name in enumerate(self.classes)}
         return torch.tensor([own[outcome.classes[label]] for label in outcome.labels], dtype=torch.long)
 
+    def class_indices(self, targets: Tensor) -> Tensor:
+        return targets
+
     def _losses(self, logits: Tensor, targets: Tensor) -> Tensor:
         return losses.cross_entropy(logits, targets, torch.tensor(self.class_weights, device=logits.device))
 

@@ -146,6 +146,7 @@ class _Training:
             epoch = self.progress.epoch
             if patience is not None and len(self.val) and epoch - self.progress.best_epoch > patience:
                 break
+            self._start_epoch(epoch)
             record = {"epoch": epoch, "loss": self._train_epoch(epoch), **self._validate(), **_radii(self.model)}
             self.progress.history.append(record)
             self.progress.epoch += 1
@@ -165,6 +166,17 @@ class _Training:
                 "best_epoch": self.progress.best_epoch if len(self.val) else self.progress.epoch - 1,
             },
         )
+
+    @torch.no_grad()
+    def _start_epoch(self, epoch: int) -> None:
+        """Lets a model look at the training bags that wants to."""
+        start = getattr(self.model, "start_epoch", None)
+        if start is None:
+            return
+        _seed_everything(self.settings.seed, epoch, step=-1)
+        self.model.eval()
+        bags = list(_chunks(self.train.samples, self.settings.samples_per_pass or self.settings.batch_samples))
+        start(epoch, self.settings.epochs, lambda: self.loader.batches(iter(bags)))
 
     def _train_epoch(self, epoch: int) -> float:
         """Mean loss of the samples."""
@@ -279,8 +291,13 @@ class _Objective(nn.Module):
         self.model, self.task = model, task
 
     def forward(self, part: _Pass) -> Tensor:
-        output = self.model(part.batch)
+        if getattr(self.model, "wants_classes", False):
+            output = self.model(part.batch, self.task.class_indices(part.targets))
+        else:
+            output = self.model(part.batch)
         loss: Tensor = self.task.loss(output.logits, part.targets)
+        for extra in output.extra_predictions.values():
+            loss = loss + extra.weight * self.task.loss(extra.logits, part.targets[extra.bag])
         for auxiliary in output.auxiliary_losses.values():
             loss = loss + auxiliary
         return loss
@@ -288,7 +305,7 @@ class _Objective(nn.Module):
 
 def _seed_everything(seed: int, epoch: int, step: int) -> None:
     """Models may draw from any of these."""
-    drawn = int(np.random.SeedSequence([seed, epoch, step]).generate_state(1)[0])
+    drawn = int(np.random.SeedSequence([seed, epoch, step + 1]).generate_state(1)[0])
     random.seed(drawn)
     np.random.seed(drawn)
     torch.manual_seed(drawn)

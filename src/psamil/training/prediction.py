@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 def loader_for(model: nn.Module, cohort: Cohort, in_dim: int, device: torch.device | None = None) -> BatchLoader:
-    """Loads samples as the model wants them; a layout is prepared for models with learned radii."""
-    needs_layout = bool(getattr(model, "priors", None))
+    """Loads samples as the model wants them; a layout is prepared for models that say ``needs_layout``."""
+    needs_layout = bool(getattr(model, "needs_layout", False))
     return BatchLoader(cohort, device or torch.device("cpu"), in_dim, needs_layout=needs_layout)
 
 

@@ -50,6 +50,9 @@ class SurvivalTask(Task):
         bins = np.searchsorted(self.edges[1:-1], outcome.times, side="right")
         return torch.tensor(np.stack((bins, outcome.events), axis=1), dtype=torch.long)
 
+    def class_indices(self, targets: Tensor) -> Tensor:
+        return targets[:, 0]
+
     def _losses(self, logits: Tensor, targets: Tensor) -> Tensor:
         loss = losses.survival_nll if self.survival_loss == "nll" else losses.survival_cross_entropy
         return loss(logits, targets[:, 0], targets[:, 1], self.event_weight)

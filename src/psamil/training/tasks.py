@@ -121,6 +121,10 @@ class Task(ABC):
         each = self._losses(logits, targets)
         return each if reduction == "none" else each.mean() if reduction == "mean" else each.sum()
 
+    def class_indices(self, targets: Tensor) -> Tensor | None:
+        """(n,) class of each sample, or its time bin, out of what :meth:`targets` gave; None where there are none."""
+        return None
+
     def predictions(self, logits: Logits) -> Columns:
         """Named columns of n numbers.
 
