@@ -253,3 +253,16 @@ def test_real_regions(tmp_path):
     assert (len(found.bags), found.set_aside) == (len(labels), ())
     bag = open_bag(found.bags[0], positions="row order")
     assert bag.n == int(labels.set_index("slide_id")["n_regions"][bag.id])
+
+
+def test_shuffled_positions_belong_to_other_tiles_of_the_same_slide(tmp_path):
+    features, coords = np.arange(60, dtype=np.float32).reshape(30, 2), np.stack(np.divmod(np.arange(30), 6), 1) * 256
+    for name in ("a", "b"):
+        np.savez(tmp_path / f"{name}.npz", features=features, coords=coords)
+    a, b = (open_bag(tmp_path / f"{name}.npz", positions="shuffled") for name in ("a", "b"))
+    plain = open_bag(tmp_path / "a.npz")
+    assert torch.equal(a.features, plain.features)
+    assert sorted(map(tuple, a.xy.tolist())) == sorted(map(tuple, plain.xy.tolist()))
+    assert (a.xy != plain.xy).any(1).sum() > 20
+    assert not torch.equal(a.xy, b.xy)
+    assert torch.equal(a.xy, open_bag(tmp_path / "a.npz", positions="shuffled").xy)

@@ -61,7 +61,7 @@ def evaluate(
         overlap: samples or patients that were in the training data of the run: "refuse", "leave out" or "allow".
         um_per_step: gives physical positions: one step is this many micrometres.
         non_finite: what to do with tiles that have NaN or infinite features: "error", "drop" or "zero".
-        positions: "file", or "row order" for files without coordinates.
+        positions: "file"; "row order" for files without coordinates; "shuffled" as a control.
         damaged: slides that cannot be read: "set aside" or "refuse".
         cache: folder of the cache; by default in the user's cache folder.
         device: where to compute, as torch names it: "cpu", "cuda".

@@ -74,7 +74,7 @@ def train(
         training: settings of the model and its training.
         um_per_step: gives physical positions: one step is this many micrometres.
         non_finite: what to do with tiles that have NaN or infinite features: "error", "drop" or "zero".
-        positions: "file", or "row order" for files without coordinates.
+        positions: "file"; "row order" for files without coordinates; "shuffled" as a control.
         damaged: slides that cannot be read: "set aside" or "refuse".
         cache: folder of the cache; by default in the user's cache folder.
     """

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from psamil.readers.formats import READERS, locate_bag
 from psamil.readers.tiles import BagRef, Tiles
 
 NON_FINITE = ("error", "drop", "zero")
-POSITIONS = ("file", "row order")
+POSITIONS = ("file", "row order", "shuffled")
 BLOCK_BYTES = 8 << 20  # of features that are looked through at a time
 
 log = logging.getLogger(__name__)
@@ -71,8 +72,9 @@ def open_bag(
         continuous: True for cells or spots anywhere, False for tiles of a lattice, if you know better than the file.
         non_finite: what to do with tiles that have NaN or infinite features: "error", "drop" the tiles or "zero" these
             numbers.
-        positions: "file", or "row order" to put the tiles in a line, one step apart, as they are in the file: for files
-            without coordinates.
+        positions: "file"; "row order" puts the tiles in a line, one step apart, as they are in the file: for files
+            without coordinates; "shuffled" exchanges the positions of the tiles at random, always in the same way for
+            a slide of the same name: a model that then predicts as well as before does not use positions.
 
     Raises:
         DataError: files that are damaged, incomplete, not to be trusted, or without positions.
@@ -154,7 +156,7 @@ def _place(
         coords = np.empty((0, 2))
     if coords is None:
         return None
-    return place_tiles(
+    placed = place_tiles(
         coords if keep is None else coords[keep],
         name=ref.path,
         # Who knows how long a pixel is need not know its level: lengths are then in these pixels, as if in level 0.
@@ -166,6 +168,10 @@ def _place(
         given_step=step,
         um_per_step=um_per_step,
     )
+    if positions == "shuffled":
+        order = np.random.default_rng(zlib.crc32(ref.id.encode())).permutation(len(placed.xy))
+        return replace(placed, xy=placed.xy[order])
+    return placed
 
 
 def _finite_features(ref: BagRef, features: NDArray[Any], policy: str) -> tuple[NDArray[Any], NDArray[np.bool_] | None]:
