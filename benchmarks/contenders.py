@@ -144,18 +144,31 @@ class Gather(_HeadsFirst):
 
     def step(self, theta: Tensor) -> tuple[Tensor, ...]:
         theta.requires_grad_()
-        out = torch.stack([self._head(h, theta[h], m) for h, m in enumerate(neighbours(theta, len(self.xy)))])
+        out = gathered_attention(self.q, self.k, self.v, self.distance, self.nearest, theta)
         return torch.autograd.grad(out, (self.q, self.k, self.v, theta), self.grad)
 
-    def _head(self, h: int, sigma: Tensor, m: int) -> Tensor:
-        nearest = self.nearest[:, :m]
-        key, value = self.k[h][nearest], self.v[h][nearest]  # (n, m, d)
-        q_norm, k_norm = self.q[h].square().sum(-1, keepdim=True), self.k[h].square().sum(-1)
-        product = torch.bmm(key, self.q[h][:, :, None])[:, :, 0]  # (n, m)
-        log_likelihood = -(q_norm + k_norm[nearest] - 2 * product) / (2 * math.sqrt(DIMS))
-        prior = torch.exp(-self.distance.gather(1, nearest).square() / (2 * sigma.square()))
-        p = (log_likelihood + torch.log(prior + 1e-6)).softmax(-1)
-        return torch.bmm(p[:, None], value)[:, 0]
+
+def gathered_attention(q: Tensor, k: Tensor, v: Tensor, distance: Tensor, nearest: Tensor, theta: Tensor) -> Tensor:
+    """(heads, n, d) posterior means of ``gather``, head by head.
+
+    Args:
+        q, k, v: (heads, n, d).
+        distance, nearest: (n, n) distances in tile steps, and for each tile all tiles from near to far.
+        theta: (heads,) sigma of the prior.
+    """
+    counts = neighbours(theta, len(nearest))
+    heads = zip(q, k, v, theta, counts, strict=True)
+    return torch.stack([_gathered_head(*head, distance, nearest[:, :m]) for *head, m in heads])
+
+
+def _gathered_head(q: Tensor, k: Tensor, v: Tensor, sigma: Tensor, distance: Tensor, nearest: Tensor) -> Tensor:
+    key, value = k[nearest], v[nearest]  # (n, m, d)
+    q_norm, k_norm = q.square().sum(-1, keepdim=True), k.square().sum(-1)
+    product = torch.bmm(key, q[:, :, None])[:, :, 0]  # (n, m)
+    log_likelihood = -(q_norm + k_norm[nearest] - 2 * product) / (2 * math.sqrt(q.shape[-1]))
+    prior = torch.exp(-distance.gather(1, nearest).square() / (2 * sigma.square()))
+    p = (log_likelihood + torch.log(prior + 1e-6)).softmax(-1)
+    return torch.bmm(p[:, None], value)[:, 0]
 
 
 class Biased(_HeadsFirst):

@@ -19,3 +19,14 @@ def test_learn_radius(tmp_path, capsys):
     example["report"](runs, tmp_path)
     assert (tmp_path / "learn_radius.png").stat().st_size > 10_000
     assert "K = " in capsys.readouterr().out
+
+
+def test_kill_and_resume(tmp_path, capsys):
+    example = runpy.run_path(str(EXAMPLES / "kill_and_resume.py"))
+    assert example["main"](3, tmp_path, slides=12, tiles=60, epochs=3) == []
+    told = capsys.readouterr().out
+    assert told.count(" s  ") >= 3  # a line for each kill
+    changed = tmp_path / "killed" / "run" / "folds" / "1" / "seed-0" / "predictions.csv"
+    changed.write_text(changed.read_text().replace("1", "2", 1))
+    runs = (tmp_path / name / "run" for name in ("left-alone", "killed"))
+    assert example["differences"](*runs) == ["folds/1/seed-0/predictions.csv"]

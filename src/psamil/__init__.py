@@ -4,7 +4,7 @@ from psamil.bag import Bag, PackedBags, TileStep
 from psamil.cohort import BagCache, Cohort
 from psamil.evaluation.predictor import load
 from psamil.evaluation.run import fit
-from psamil.models import ModelOutput, create_model, list_models, register_model
+from psamil.models import ModelOutput, check_model, create_model, list_models, register_model
 from psamil.readers import find_bags, open_bag
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "ModelOutput",
     "PackedBags",
     "TileStep",
+    "check_model",
     "create_model",
     "find_bags",
     "fit",

@@ -24,6 +24,10 @@ class DataError(PsamilError):
         return type(self), (self.path, self.cause, self.remedy)
 
 
+class BusyError(DataError):
+    """A file or folder that another process works on."""
+
+
 class MissingExtraError(PsamilError, ImportError):
     """An optional package is needed. The message names the extra that installs it."""
 

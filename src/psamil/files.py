@@ -20,7 +20,7 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any
 
-from psamil.errors import DataError
+from psamil.errors import BusyError, DataError
 
 try:
     import fcntl as _fcntl
@@ -156,7 +156,7 @@ class Lock:
 
     Args:
         path: of the lock file, made and removed by the lock.
-        wait_s: seconds to wait for another holder before DataError is raised.
+        wait_s: seconds to wait for another holder before BusyError is raised.
     """
 
     def __init__(self, path: str | Path, *, wait_s: float = 0.0) -> None:
@@ -167,7 +167,7 @@ class Lock:
         while (holder := self._take()) is not None:
             if time.monotonic() >= deadline:
                 who = f"in use by process {holder.get('pid')} on {holder.get('host')}"
-                raise DataError(self.path, who, "wait until it ends; if there is no such process, delete the file")
+                raise BusyError(self.path, who, "wait until it ends; if there is no such process, delete the file")
             time.sleep(min(0.05, self.wait_s))
         return self
 

@@ -1,10 +1,15 @@
 """`psamil compare` and `psamil demo` as users start them."""
 
+import json
 import sys
+from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from psamil.cli import _plain, main
+from psamil.cohort import simulate
+from psamil.files import read_json
 from psamil.training.settings import TrainingSettings
 from tests.evaluation.made_runs import make_run, make_splits
 
@@ -37,8 +42,122 @@ def test_other_splits_are_refused_in_one_line(tmp_path, capsys):
 
 def test_values_of_options_are_no_folders():
     words = list(_plain(["compare", "--reference", "best", "a", "--title=x", "b"]))
-    assert words == ["compare", "--reference", "best", "--title=x", '["a", "b"]']
+    assert words == ["compare", "--reference", "best", "--title=x", '--runs=["a", "b"]']
     assert list(_plain(["inspect", "a", "--labels", "b"])) == ["inspect", "a", "--labels", "b"]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--classes", "CLR", "DII"], ["CLR", "DII"]),
+        (["--classes", "[CLR, DII]"], ["CLR", "DII"]),
+        (['--classes=["0", "no"]'], ["0", "no"]),
+        (["--classes", "[0, no]"], ["0", "no"]),
+        (["--classes", "CLR,DII"], ["CLR,DII"]),
+        (["--classes", "[odd", "b]"], ["[odd", "b]"]),
+        (["--classes", "[[a], b]"], ["[[a], b]"]),
+    ],
+    ids=["words", "YAML", "JSON", "numbers", "commas", "brackets", "nested"],
+)
+def test_several_values_as_words_or_as_a_list(words, expected):
+    assert list(_plain(["train", *words])) == ["train", f"--classes={json.dumps(expected)}"]
+
+
+STUDY = """
+features: {folder}
+labels: {folder}/labels.csv
+target: label
+tile_labels: {folder}/tiles
+folds: 2
+cache: {folder}/cache
+training: {{epochs: 1, lr: 1e-3}}
+models:
+  abmil: {{model_options: {{hidden: 4}}}}
+  wide mean: {{model: mean, model_options: {{hidden: 8}}, lr: 1e-2}}
+"""
+
+
+@pytest.fixture(scope="module")
+def cohort(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("study") / "cohort"
+    simulate(folder, slides=12, tiles=60, dim=4)
+    return folder
+
+
+def test_classes_with_commas_are_an_error_that_says_how_to_write_them(cohort, tmp_path, capsys):
+    words = ("train", str(cohort), str(cohort / "labels.csv"), str(tmp_path / "run"), "--target", "label")
+    assert run(*words, "--classes", "positive,negative") == 2
+    assert "name them one after the other: --classes positive negative" in capsys.readouterr().err
+
+
+def test_a_study_trains_and_compares(cohort, tmp_path, capsys):
+    file, out = tmp_path / "study.yaml", tmp_path / "out"
+    file.write_text(STUDY.format(folder=cohort))
+    assert run("compare", "--study", str(file), "--out", str(out), "--fold", "1") == 0
+    told = capsys.readouterr()
+    assert "abmil 1 of 2, wide mean 1 of 2" in told.err.replace("\n", " ")
+    assert not (out / "index.html").exists()
+    assert run("compare", "--study", str(file), "--out", str(out), "--reference", "wide mean") == 0
+    told = capsys.readouterr()
+    assert "fold 1" not in told.err  # it was finished
+    table = pd.read_csv(out / "table.csv")
+    assert table["run"].tolist() == ["abmil", "wide mean"]
+    assert table["patch_auc_mean"].notna().all()
+    assert set(pd.read_csv(out / "tests.csv")["reference"]) == {"wide mean"}
+    assert "abmil" in (out / "table.tex").read_text()
+    assert "<h2>Localisation</h2>" in (out / "index.html").read_text()
+    settings = [read_json(out / name / "run.json")["settings"] for name in ("abmil", "wide mean")]
+    assert [(s["model"], s["epochs"], s["lr"]) for s in settings] == [("abmil", 1, 1e-3), ("mean", 1, 1e-2)]
+    assert len({read_json(out / name / "run.json")["splits"] for name in ("abmil", "wide mean")}) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("target:", "targt:"), "unknown option 'targt'; did you mean 'target'?"),
+        (("epochs: 1", "epoch: 1"), "unknown setting 'epoch'; did you mean 'epochs'?"),
+        (("model: mean", "modle: mean"), "unknown setting of model 'wide mean' 'modle'; did you mean 'model'?"),
+        (("abmil:", "ab/mil:"), "model 'ab/mil' cannot be the name of a folder"),
+        (("abmil:", "abmill:"), "'abmill'; did you mean 'abmil'?"),
+        (("folds: 2", "folds: two"), "folds"),
+        (("lr: 1e-2", "lr: fast"), "model 'wide mean'"),
+        (("\nlabels:", "\n# labels:"), "has no 'labels'"),
+        (("models:", "models: ["), "is not valid YAML"),
+        (("target: label", "target: !!python/object/apply:os.getcwd []"), "is not valid YAML"),
+        (("target: label", "out: there"), "unknown option 'out'"),
+    ],
+    ids=["option", "setting", "of model", "folder", "model", "type", "number", "missing", "YAML", "code", "out"],
+)
+def test_mistakes_in_a_study_are_named(cohort, tmp_path, capsys, change, message):
+    file = tmp_path / "study.yaml"
+    file.write_text(STUDY.format(folder=cohort).replace(*change))
+    assert run("compare", "--study", str(file), "--out", str(tmp_path / "out")) == 2
+    errors = capsys.readouterr().err
+    assert message in errors
+    assert "Traceback" not in errors
+    assert not (tmp_path / "out").exists()
+
+
+def test_runs_or_a_study(tmp_path, capsys):
+    assert run("compare") == 2
+    assert "name run directories, or a study file" in capsys.readouterr().err
+    file = tmp_path / "study.yaml"
+    file.write_text("")
+    assert run("compare", "run", "--study", str(file)) == 2
+    assert run("compare", "run", "--fold", "1") == 2
+    assert "fold is for a study" in capsys.readouterr().err
+
+
+def test_the_example_study(tmp_path, capsys, monkeypatch):
+    """On fewer slides and in one epoch."""
+    text = (Path(__file__).parents[2] / "examples" / "study.yaml").read_text()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    simulate(Path("cohort"), slides=12, tiles=60, dim=4)
+    assert "epochs: 12" in text
+    Path("study.yaml").write_text(text.replace("epochs: 12", "epochs: 1"))
+    assert run("compare", "--study", "study.yaml", "--out", "study") == 0
+    assert pd.read_csv("study/table.csv")["run"].tolist() == ["psa", "abmil", "mean"]
 
 
 def test_demo_goes_on_where_it_was_stopped(tmp_path, capsys, monkeypatch):
@@ -58,5 +177,5 @@ def test_demo_goes_on_where_it_was_stopped(tmp_path, capsys, monkeypatch):
     assert run(*options) == 0
     second = capsys.readouterr().out
     assert "simulating" not in second
-    assert "epoch  1/1" not in second
+    assert "epoch 1/1" not in second
     assert weights.stat().st_mtime_ns == before

@@ -138,3 +138,66 @@ def test_another_tile_step_stands_in_the_table(capsys, run, folder, tmp_path):
     with pytest.warns(UserWarning, match="radii mean other lengths"):
         assert predict(capsys, run.folder, folder, "--out", out, "--um-per-step", "256")[0] == 0
     assert read_table(out)["note"].str.contains("256 um, but was 128 um").all()
+
+
+@pytest.fixture(scope="module")
+def of_patients(tmp_path_factory):
+    """A run on patients of two slides each."""
+    folder = tmp_path_factory.mktemp("patients") / "cohort"
+    simulate(folder, slides=16, tiles=60, dim=8, slides_per_patient=2)
+    options = {"target": "label", "folds": 2, "cache": folder.parent / "cache", "unit": "patient"}
+    small = {"model": "mean", "model_options": {"hidden": 4}, "epochs": 1}
+    return folder, psamil.fit(folder, folder / "labels.csv", folder.parent / "run", **options, **small)
+
+
+def test_patients_are_predicted_with_all_of_their_slides(capsys, of_patients, tmp_path):
+    folder, run = of_patients
+    out = tmp_path / "predictions.csv"
+    code, told, _ = predict(capsys, run.folder, folder, "--out", out, "--patients", folder / "labels.csv")
+    assert code == 0
+    assert "patients: 8; models: 2; set aside: 0" in told
+    table = read_table(out).set_index("sample")
+    cohort = psamil.Cohort.open(folder, folder / "labels.csv", target="label", unit="patient")
+    assert list(table.index) == list(cohort.ids)
+    for sample in cohort.samples:
+        prediction = run.predict(cohort.load(sample))
+        assert table.loc[sample.id, "prob_positive"] == pytest.approx(prediction.probabilities["positive"], rel=1e-12)
+        assert table.loc[sample.id, "tiles"] == prediction.tiles
+
+
+def test_patients_need_a_table(capsys, of_patients, run, tmp_path):
+    folder, patients = of_patients
+    out = tmp_path / "predictions.csv"
+    code, _, errors = predict(capsys, patients.folder, folder, "--out", out)
+    assert code == 2
+    assert "trained on patients with all of their slides; name a table of slides and patients with --patients" in errors
+    code, told, _ = predict(capsys, patients.folder, folder, "--out", out, "--unit", "slide")
+    assert code == 0
+    assert "slides: 16" in told
+    code, _, errors = predict(capsys, run.folder, folder, "--out", out, "--patients", folder / "labels.csv")
+    assert code == 2
+    assert "add --unit patient" in errors
+    code, _, errors = predict(capsys, run.folder, folder, "--out", out, "--unit", "cell")
+    assert code == 2
+    assert "unknown unit 'cell'" in errors
+
+
+def test_slides_outside_of_the_table_and_damaged_ones_are_set_aside(capsys, of_patients, tmp_path):
+    folder, run = of_patients
+    copy = shutil.copytree(folder / "20x_256px_0px_overlap", tmp_path / "copy")
+    table = pd.read_csv(folder / "labels.csv", dtype=str)[["case_id", "slide_id"]]
+    table[table["slide_id"] != "slide_00003"].to_csv(tmp_path / "patients.csv", index=False)
+    damaged = copy / "features_simulated" / "slide_00000.h5"
+    damaged.write_bytes(damaged.read_bytes()[:3000])
+    out = tmp_path / "predictions.csv"
+    code, told, errors = predict(capsys, run.folder, copy, "--out", out, "--patients", tmp_path / "patients.csv")
+    assert code == 1
+    assert "patients: 8; models: 2; set aside: 2" in told
+    assert f"slide_00003.h5: is not in {tmp_path / 'patients.csv'}" in errors
+    assert f"set aside: {damaged}" in errors
+    alone = psamil.open_bag(copy / "features_simulated" / "slide_00001.h5")  # what is left of the first patient
+    assert read_table(out).set_index("sample").loc["case_00000", "tiles"] == alone.n
+    table[["slide_id"]].to_csv(tmp_path / "slides.csv", index=False)
+    code, _, errors = predict(capsys, run.folder, copy, "--out", out, "--patients", tmp_path / "slides.csv")
+    assert code == 2
+    assert "no column is known to name patients" in errors

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -46,6 +47,7 @@ def make_run(
     radii: bool = False,
     headline: str = "60 slides",
     seed: int = 0,
+    seeds: int = 1,
 ) -> Path:
     """A run whose scores are ``signal`` times the truth plus noise of its own."""
     settings = settings or TrainingSettings(model="mean", model_options={"hidden": 4})
@@ -55,15 +57,15 @@ def make_run(
         folder / "run.json",
         {
             "settings": asdict(settings),
-            "seeds": 1,
+            "seeds": seeds,
             "cohort": {"headline": headline, "fingerprint": "f" * 64},
             "splits": splits.hash,
             "environment": {"python": "3.11", "platform": "here", "packages": {"psamil": "0"}},
         },
     )
     noise = np.random.default_rng(seed)
-    for k, fold in enumerate(splits.folds):
-        job = folder / "folds" / str(k) / "seed-0"
+    for (k, fold), i in product(enumerate(splits.folds), range(seeds)):
+        job = folder / "folds" / str(k) / f"seed-{i}"
         parts = [_predictions(ids, part, signal, kind, noise) for part, ids in (("val", fold.val), ("test", fold.test))]
         write_table(job / "predictions.csv", pd.concat(parts))
         about = {"settings": asdict(settings), "in_dim": 2, "step_um": 128.0, "best_epoch": 1, "epochs": 3}

@@ -17,7 +17,7 @@ import torch
 
 from psamil.bag import PackedBags
 from psamil.cohort import BagCache, Cohort, Split, Splits, k_fold, simulate
-from psamil.errors import DataError, OptionError
+from psamil.errors import BusyError, DataError, OptionError
 from psamil.evaluation.experiment import cross_validate, summarise
 from psamil.evaluation.scores import read_predictions
 from psamil.files import Lock, read_json
@@ -263,7 +263,7 @@ def test_a_fold_that_is_asked_for_and_busy_is_an_error(cohort, splits, tmp_path)
     cross_validate(cohort, splits, MEAN, tmp_path / "run", fold=0)
     with (
         Lock(tmp_path / "run" / "folds" / "1" / "seed-0" / "lock"),
-        pytest.raises(DataError, match="in use by process"),
+        pytest.raises(BusyError, match="in use by process"),
     ):
         cross_validate(cohort, splits, MEAN, tmp_path / "run", fold=1)
 
@@ -384,6 +384,7 @@ def test_a_run_says_how_it_was_made(cohort, splits, tmp_path):
     cross_validate(cohort, splits, MEAN, tmp_path / "run", fold=0)
     about = read_json(tmp_path / "run" / "run.json")
     assert about["settings"]["model_options"] == {"hidden": 4}
+    assert about["patients"] == dict(zip(cohort.ids, cohort.patients, strict=True))
     assert about["threads"] == torch.get_num_threads()
     assert about["environment"]["packages"].keys() >= {"psamil", "torch"}
     assert Splits.load(tmp_path / "run" / "splits.json").hash == about["splits"] == splits.hash

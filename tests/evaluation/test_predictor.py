@@ -344,9 +344,40 @@ def test_fit_returns_what_is_in_the_folder(run, fit):
     assert reported == []  # nothing was done again
 
 
+def test_how_the_data_were_read_is_known_before_training(fit, tmp_path):
+    """Of a run that is stopped in its first epoch."""
+
+    def stop(job, record):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(tmp_path / "run", target="label", folds=2, report=stop, **TINY)
+    about = read_json(tmp_path / "run" / "run.json")
+    assert about["outcome"]["target"] == "label"
+    assert about["outcome"]["unit"] == "slide"
+    assert about["reading"] == {"non_finite": "error", "positions": "file"}
+    assert about["patients"]["slide_00001"] == "case_00000"
+
+
+def test_another_number_of_threads_is_told(fit, tmp_path):
+    def go_on(**options):
+        told = []
+        fit(tmp_path / "run", target="label", folds=2, tell=told.append, **TINY, **options)
+        return [line for line in told if "threads" in line]
+
+    assert go_on(fold=0) == []
+    about = read_json(tmp_path / "run" / "run.json")
+    assert go_on(fold=0) == []  # the same number
+    write_json(tmp_path / "run" / "run.json", {**about, "threads": 7})
+    told = go_on()
+    assert len(told) == 1
+    assert f"begun with 7 threads and goes on with {torch.get_num_threads()}" in told[0]
+    assert go_on() == []  # nothing is left to be trained
+
+
 def test_fit_and_train_take_the_same_options():
     options, of_verb = (inspect.signature(function).parameters for function in (psamil.fit, train))
-    assert set(options) - set(of_verb) == {"tell", "report", "settings"}
+    assert set(options) - set(of_verb) == {"tell", "report", "on_step", "settings"}
     assert {name: of_verb[name].default for name in of_verb} == {name: options[name].default for name in of_verb}
 
 

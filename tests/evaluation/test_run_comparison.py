@@ -6,8 +6,9 @@ from scipy import stats
 
 from psamil.errors import DataError, OptionError
 from psamil.evaluation import delong_test, holm
+from psamil.evaluation.experiment import summarise
 from psamil.evaluation.run_comparison import FinishedRun, compare_runs, statistic_of
-from psamil.files import read_json, write_json
+from psamil.files import read_json
 from psamil.training.settings import TrainingSettings
 from tests.evaluation.made_runs import make_run, make_splits
 
@@ -79,8 +80,10 @@ def test_other_splits_folds_or_labels_are_refused(splits, tmp_path):
     with pytest.raises(DataError, match="other patients or labels"):
         compare_runs([first, relabelled])
     partial = make_run(tmp_path / "partial", splits, signal=1.0)
-    summary = read_json(partial / "summary.json")
-    write_json(partial / "summary.json", summary | {"finished": [0, 1]})
+    (partial / "folds" / "2" / "seed-0" / "metrics.json").unlink()
+    with pytest.raises(DataError, match=r"finished the folds \[0, 1\], and its summary is of \[0, 1, 2\]"):
+        compare_runs([partial])
+    summarise(partial)
     with pytest.raises(DataError, match=r"finished folds \[0, 1\]"):
         compare_runs([first, partial])
     with pytest.raises(DataError, match="is no run directory"):
@@ -111,3 +114,19 @@ def test_the_best_of_an_error_is_the_lowest(splits, tmp_path):
     assert comparison.reference.name == "good"
     assert {tested.metric for tested in comparison.tests} == {"mae"}
     assert all(tested.comparison.difference > 0 for tested in comparison.tests)
+
+
+def test_folds_of_which_a_seed_is_missing_do_not_count(splits, tmp_path):
+    folder = make_run(tmp_path / "run", splits, signal=1.0, seeds=2)
+    (folder / "folds" / "1" / "seed-1" / "metrics.json").unlink()
+    summarise(folder)
+    comparison = compare_runs([folder], names=["a"])
+    run = comparison.runs[0]
+    assert [fold for fold, _ in run.jobs()] == [0, 0, 2, 2]
+    assert set(run.patients["fold"]) == {0, 2}
+    assert comparison.left_out == ["Fold 1 of a is left out: 1 of its 2 seeds are finished."]
+    for fold in (0, 2):
+        (folder / "folds" / str(fold) / "seed-0" / "metrics.json").unlink()
+    summarise(folder)
+    with pytest.raises(DataError, match="no fold of which every seed is finished"):
+        compare_runs([folder])

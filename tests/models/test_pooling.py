@@ -5,6 +5,7 @@ import torch
 
 from psamil import Bag, PackedBags, create_model, list_models
 from psamil.errors import OptionError, ShapeError
+from psamil.models import check_model
 
 MODELS = ["mean", "max", "abmil", "abmil plain"]
 SIZES = (5, 0, 1, 7)
@@ -30,6 +31,8 @@ def test_names_and_sizes() -> None:
     assert {"mean", "max", "abmil"} <= set(list_models())
     abmil = create_model("abmil", 384, 1)
     assert sum(p.numel() for p in abmil.parameters()) == 329_090
+    plain = create_model("abmil", 384, 1, gated=False)
+    assert sum(p.numel() for p in plain.parameters()) == 329_090 - 128 * 513  # without U
     mean = create_model("mean", 384, 1)
     assert sum(p.numel() for p in mean.parameters()) == 384 * 512 + 512 + 513
 
@@ -125,6 +128,12 @@ def test_dropout_is_for_training_only(name: str) -> None:
     assert not torch.equal(model(batch).logits, model(batch).logits)
     model.eval()
     torch.testing.assert_close(model(batch).logits, model_of(name)(batch).logits, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_promises_of_every_model(name: str) -> None:
+    name, *plain = name.split()
+    check_model(name, **({"gated": False} if plain else {}))
 
 
 def test_errors() -> None:

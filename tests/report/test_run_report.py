@@ -1,6 +1,7 @@
 """Tables and report: the numbers of the summaries, and texts that stay texts."""
 
 import re
+import shutil
 from html.parser import HTMLParser
 
 import numpy as np
@@ -8,12 +9,13 @@ import pandas as pd
 import pytest
 
 from psamil.evaluation.run_comparison import FinishedRun, compare_runs
-from psamil.files import read_json
+from psamil.files import read_json, write_json
 from psamil.report import run_report
-from psamil.report.run_figures import figures_of, risk_groups, roc_on_grid
+from psamil.report.class_figures import confusion_matrix, precision_on_grid, roc_on_grid
+from psamil.report.run_figures import figures_of, risk_groups
 from psamil.report.run_report import write_report
-from psamil.report.tables import escape_latex, latex_table, save_tables
-from psamil.training.metrics import roc_auc
+from psamil.report.tables import cells_of_results, escape_latex, latex_table, marks_of_tests, ranks, save_tables
+from psamil.training.metrics import average_precision, roc_auc
 from psamil.training.settings import TrainingSettings
 from tests.evaluation.made_runs import make_run, make_splits
 
@@ -114,7 +116,14 @@ def test_names_stay_text_and_nothing_is_loaded(folders, tmp_path):
 def test_figures_of_classes(folders, tmp_path):
     comparison = compare_runs(folders)
     titles = [figure.title for figure in figures_of(comparison.runs)]
-    assert titles == ["ROC curves", "Calibration", "Learned radii", "Training"]
+    assert titles == [
+        "ROC curves",
+        "Precision and recall",
+        "Calibration",
+        "Confusion",
+        "Learned radii",
+        "Training",
+    ]
     assert page_of(comparison, tmp_path) == page_of(comparison, tmp_path)  # the same bytes each time
 
 
@@ -155,6 +164,76 @@ def test_area_under_the_drawn_curve():
     scores = (labels + random.standard_normal(400)).round(1)  # with ties
     area = np.trapezoid(roc_on_grid(labels, scores), dx=0.01)
     assert area == pytest.approx(roc_auc(labels, scores), abs=2e-3)
+    area = np.trapezoid(precision_on_grid(labels, scores), dx=0.01)
+    assert area == pytest.approx(average_precision(labels, scores), abs=5e-3)
+
+
+def test_precision_at_each_recall():
+    labels, scores = np.array([1, 0, 1, 1, 0]), np.array([0.9, 0.8, 0.7, 0.3, 0.1])
+    curve = precision_on_grid(labels, scores)
+    assert curve[[0, 33, 34, 66, 67, 100]] == pytest.approx([1, 1, 2 / 3, 2 / 3, 3 / 4, 3 / 4])
+
+
+@pytest.mark.parametrize("kind", ["binary", "three"])
+def test_the_confusion_has_the_accuracy_of_the_summary(kind, tmp_path):
+    """Folds are of the same size; thresholds are those of the metrics."""
+    run = FinishedRun.load(make_run(tmp_path / "run", make_splits(), signal=1.0, kind=kind))
+    counts = confusion_matrix(run)
+    assert counts.sum() == len(run.patients)
+    assert counts.sum(1).tolist() == [int((run.patients["truth"] == name).sum()) for name in run.task.classes]
+    assert np.trace(counts) / counts.sum() == pytest.approx(run.summary["metrics"]["accuracy"]["mean"])
+
+
+def test_best_and_second_best(tmp_path):
+    splits = make_splits()
+    folders = [make_run(tmp_path / f"run{i}", splits, signal=s, seed=i) for i, s in enumerate((0.0, 4.0, 1.0))]
+    comparison = compare_runs(folders, names=["a", "b", "c"])
+    means = [read_json(folder / "summary.json")["metrics"]["auc"]["mean"] for folder in folders]
+    assert means[1] > means[2] > means[0]
+    rank = ranks(comparison, comparison.metric_names)
+    assert [rank.get((i, "auc")) for i in range(3)] == [None, 0, 1]
+    assert [rank.get((i, "brier")) for i in range(3)] == [None, 0, 1]  # less is better
+    assert rf"\textbf{{{means[1]:.3f}" in latex_table(comparison)
+    assert rf"\underline{{{means[2]:.3f}" in latex_table(comparison)
+    page = page_of(comparison, tmp_path)
+    assert f"<strong>{means[1]:.3f}" in page
+    assert f"<u>{means[2]:.3f}" in page
+    equal = compare_runs([folders[1], folders[1], folders[0]], names=["b", "b again", "a"])
+    rank = ranks(equal, equal.metric_names)
+    assert [rank.get((i, "auc")) for i in range(3)] == [0, 0, None]
+
+
+def test_marks_are_of_the_adjusted_test(tmp_path):
+    splits = make_splits()
+    folders = [make_run(tmp_path / f"run{i}", splits, signal=s, seed=i) for i, s in enumerate((4.0, 0.0, 3.9))]
+    comparison = compare_runs(folders, names=["a", "b", "c"])
+    p = {t.run: t.p_holm for t in comparison.tests if t.comparison.test.startswith("paired bootstrap")}
+    assert p["b"] < 0.05 < p["c"]
+    marks = marks_of_tests(comparison)
+    assert marks["c"] == ""
+    assert marks["b"] in ("*", "**", "***")
+    _, rows = cells_of_results(comparison, comparison.metric_names)
+    assert rows[1][1].splitlines()[0].endswith(marks["b"])
+    assert "*" not in rows[1][2]  # the tests are of the headline metric
+    page = page_of(comparison, tmp_path)
+    assert "Stars: differs from a" in page
+
+
+def test_localisation_has_a_table_of_its_own(folders, tmp_path):
+    first = shutil.copytree(folders[0], tmp_path / "first")
+    summary = read_json(first / "summary.json")
+    summary["metrics"] |= {"patch_auc": {"mean": 0.8125, "sd": 0.01}, "froc_lesion": {"mean": 0.4375, "sd": 0.02}}
+    write_json(first / "summary.json", summary)
+    comparison = compare_runs([first, folders[1]])
+    assert "patch_auc" not in comparison.metric_names
+    assert comparison.localisation_names == ["patch_auc", "froc_lesion"]
+    page = page_of(comparison, tmp_path)
+    assert "<h2>Localisation</h2>" in page
+    assert "0.812 ± 0.010" in page.partition("<h2>Localisation</h2>")[2]
+    assert "0.812 ± 0.010" not in page.partition("<h2>Localisation</h2>")[0]
+    save_tables(comparison, tmp_path)
+    assert pd.read_csv(tmp_path / "table.csv")["froc_lesion_mean"][0] == 0.4375
+    assert "Localisation" not in page_of(compare_runs(folders), tmp_path)
 
 
 @pytest.mark.parametrize(("kind", "title"), [("three", "ROC curves"), ("regression", "Predicted and true values")])

@@ -137,10 +137,11 @@ def test_dropout_and_drawn_tiles_differ_between_epochs(cohort, split, steps, tmp
     assert not torch.allclose(first, second, rtol=1e-3)
 
 
-def scripted(monkeypatch, scores):
-    """Validation scores that come from a list."""
-    remaining = iter(scores)
+def scripted(monkeypatch, scores, losses=(1.0,) * 9):
+    """Validation scores and losses that come from lists."""
+    remaining, of_loss = iter(scores), iter(losses)
     monkeypatch.setattr(ClassificationTask, "validation_score", lambda self, outcome, logits: ("auc", next(remaining)))
+    monkeypatch.setattr(ClassificationTask, "validation_loss", lambda self, outcome, logits: next(of_loss))
 
 
 def test_validation_stops_and_the_best_epoch_is_kept(cohort, split, monkeypatch, tmp_path):
@@ -152,8 +153,48 @@ def test_validation_stops_and_the_best_epoch_is_kept(cohort, split, monkeypatch,
 
     model = train_fold(cohort, split, replace(MEAN, epochs=9, patience=2), tmp_path, remember)
     assert model.about["epochs"] == 4
-    assert model.about["best_epoch"] == 1  # the first of equals
+    assert model.about["best_epoch"] == 1  # the first of equals, whose losses are equal as well
     assert_same_bits(weights(model), of_epoch[1])
+
+
+def test_of_equal_scores_the_lower_loss_is_kept_and_patience_counts_from_the_first(
+    cohort, split, monkeypatch, tmp_path
+):
+    script = [0.5, 0.9, 0.9, 0.8, 0.9, 0.9], [0.1, 0.7, 0.5, 0.1, 0.6, 0.3]
+    settings = replace(MEAN, epochs=9, patience=3)
+    scripted(monkeypatch, *script)
+    model = train_fold(cohort, split, settings, tmp_path / "whole")
+    assert model.about["epochs"] == 5  # 3 after epoch 1, though epoch 2 is better by its loss
+    assert model.about["best_epoch"] == 2
+
+    def stop(record):
+        if record["epoch"] == 2:
+            raise KeyboardInterrupt
+
+    scripted(monkeypatch, *script)
+    with pytest.raises(KeyboardInterrupt):
+        train_fold(cohort, split, settings, tmp_path / "broken", stop)
+    resumed = train_fold(cohort, split, settings, tmp_path / "broken")  # which knows the loss of epoch 2
+    assert resumed.about == model.about
+    assert_same_bits(weights(resumed), weights(model))
+
+
+def test_validation_loss_is_that_of_the_kept_model(cohort, split, tmp_path):
+    model = train_fold(cohort, split, MEAN, tmp_path)
+    val = cohort.select(split.val)
+    logits = predict_logits(model.model, loader_for(model.model, cohort, 8), val.samples)
+    kept = json.loads((tmp_path / HISTORY_FILE).read_text().splitlines()[model.about["best_epoch"]])
+    assert kept["validation loss"] == pytest.approx(model.task.validation_loss(val.outcome, logits), rel=1e-6)
+
+
+def test_steps_are_told(cohort, split, tmp_path):
+    steps, records = [], []
+    train_fold(cohort, split, replace(MEAN, epochs=2), tmp_path, records.append, steps.append)
+    assert [(step["epoch"], step["step"], step["steps"]) for step in steps] == [
+        (e, k, 3) for e in (0, 1) for k in range(3)
+    ]
+    mean = sum(step["loss"] * n for step, n in zip(steps[:3], (4, 4, 2), strict=True)) / 10
+    assert records[0]["loss"] == pytest.approx(mean)
 
 
 def test_stopping_survives_a_stop(cohort, split, monkeypatch, tmp_path):
@@ -281,7 +322,7 @@ def test_slides_without_tiles_are_trained_on_and_predicted(cohort, split, tmp_pa
         train_fold(none, split, settings, tmp_path / "none")
 
 
-@pytest.mark.parametrize("precision", ["32-true", "64-true", "bf16-mixed"])
+@pytest.mark.parametrize("precision", ["32-true", "64-true", "bf16-mixed", "bf16-true"])
 @pytest.mark.parametrize("features", [torch.float16, torch.float32, torch.float64])
 def test_precisions(cohort, split, tmp_path, precision, features):
     """Whatever the precision of training is, the model that is returned is the one in the file."""
@@ -293,7 +334,7 @@ def test_precisions(cohort, split, tmp_path, precision, features):
         assert model.model(PackedBags.of(of.load(of.samples[0]))).logits.isfinite().all()
 
 
-@pytest.mark.parametrize("precision", ["64-true", "bf16-mixed"])
+@pytest.mark.parametrize("precision", ["64-true", "bf16-mixed", "bf16-true"])
 def test_going_on_in_other_precisions(cohort, split, tmp_path, precision):
     def stop(record):
         raise KeyboardInterrupt
@@ -311,8 +352,8 @@ def test_going_on_in_other_precisions(cohort, split, tmp_path, precision):
         ({"model": "resnet"}, "unknown model 'resnet'"),
         ({"model_options": {"hidde": 3}}, "model 'mean' cannot be made with .*hidde"),
         ({"model_options": {"hidden": -3}}, "hidden at least 0"),
-        ({"precision": "7-true"}, "precision '7-true' cannot be used here"),
-        ({"accelerator": "abacus"}, "accelerator 'abacus' .* cannot be used here"),
+        ({"precision": "16-mixed", "accelerator": "cpu"}, "precision '16-mixed' cannot be used on a CPU; take 'bf16"),
+        ({"accelerator": "abacus"}, "accelerator 'abacus' cannot be used here"),
     ],
 )
 def test_options_that_cannot_be_used(cohort, split, tmp_path, setting, message):
@@ -340,5 +381,5 @@ def test_history_has_no_clock_and_knows_the_radii(cohort, split, tmp_path):
     train_fold(cohort, split, PSA, tmp_path)
     lines = [json.loads(line) for line in (tmp_path / HISTORY_FILE).read_text().splitlines()]
     assert [line["epoch"] for line in lines] == [0, 1, 2]
-    assert lines[0].keys() == {"epoch", "loss", "validation auc", "radii_steps"}
+    assert lines[0].keys() == {"epoch", "loss", "lr", "validation auc", "validation loss", "radii_steps"}
     assert np.shape(lines[0]["radii_steps"]) == (1, 2)

@@ -42,6 +42,9 @@ def test_schedules_without_a_part():
     ("setting", "message"),
     [
         ({"optimizer": "sgd"}, "unknown optimizer 'sgd'; known: 'adam', 'adamw'"),
+        ({"precision": "16-true"}, "unknown precision '16-true'; known: '16-mixed', '32-true'"),
+        ({"devices": 0}, "devices must be at least 1"),
+        ({"devices": 9}, "batches of 8 samples cannot be shared by 9 devices"),
         ({"epochs": 0}, "epochs must be at least 1"),
         ({"batch_samples": 0}, "batch_samples must be at least 1"),
         ({"samples_per_pass": 0}, "samples_per_pass must be at least 1"),

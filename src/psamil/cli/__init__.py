@@ -1,7 +1,8 @@
 """The command line: every verb is a plain function whose signature is its options.
 
 ``--config file.yaml`` gives options by file; those on the command line win. Options may be written with dashes, a
-yes/no option alone means yes, and an option of several values takes them one after the other: ``--classes MSS MSI``.
+yes/no option alone means yes, and an option of several values takes them one after the other: ``--classes MSS MSI``, or
+as a list: ``--classes '[MSS, MSI]'``.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from psamil.cli.compare import compare
 from psamil.cli.demo import demo
@@ -110,9 +113,22 @@ def _plain(args: Sequence[str]) -> Iterator[str]:
             values = [value] if equals else []
             while rest and not equals and not rest[0].startswith("--"):
                 values.append(rest.pop(0))
-            yield f"--{name}={json.dumps(values)}"
+            yield f"--{name}={json.dumps(_listed(values))}"
             is_value = False
         else:
             yield f"--{name}{equals}{value}"
     if paths:
-        yield json.dumps(paths)
+        name, first = next(iter(parameters.items()))
+        listed = json.dumps(paths)
+        yield listed if first.default is first.empty else f"--{name}={listed}"
+
+
+def _listed(values: list[str]) -> list[str]:
+    """Values one after the other, or as one list of YAML or JSON: ``[MSS, MSI]``."""
+    if len(values) != 1 or not (values[0].startswith("[") and values[0].endswith("]")):
+        return values
+    try:
+        items = yaml.load(values[0], Loader=yaml.BaseLoader)  # which makes texts alone
+    except yaml.YAMLError:
+        return values
+    return items if all(isinstance(item, str) for item in items) else values

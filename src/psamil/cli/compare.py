@@ -1,27 +1,35 @@
-"""``psamil compare``: finished runs on the same splits in one table, tested against each other, with a report."""
+"""``psamil compare``: runs on the same splits in one table, tested against each other, with a report."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from psamil.evaluation.run_comparison import RunComparison, compare_runs
-from psamil.report.run_report import write_report
-from psamil.report.tables import best_rows, cells_of_results, cells_of_tests, metric_title, save_tables
+from psamil.cli.study import Study
+from psamil.errors import OptionError, one_of
+from psamil.evaluation.run_comparison import REFERENCES, RunComparison, compare_runs
+from psamil.report.run_report import MARKED, write_report
+from psamil.report.tables import cells_of_results, cells_of_tests, marks_of_tests, metric_title, ranks, save_tables
+
+SIDE_BY_SIDE = 3  # runs
+STYLES: dict[int | None, str] = {0: "bold", 1: "underline"}
 
 
 def compare(
-    runs: list[Path],
+    runs: list[Path] | None = None,
     *,
+    study: Path | None = None,
     out: Path = Path("comparison"),
     names: list[str] | None = None,
     reference: str = "first",
     title: str = "",
-) -> Path:
-    """Compares finished runs on the same splits: one table, tests, and a report in one HTML file.
+    fold: int | None = None,
+) -> Path | int:
+    """Compares runs on the same splits, finished ones or those of a study: one table, tests, a report in one HTML file.
 
     Example: psamil compare run-psa run-abmil --out comparison
 
@@ -29,15 +37,36 @@ def compare(
 
     Args:
         runs: run directories of psamil train; one alone is reported without tests.
+        study: YAML file with options of psamil train and "models": a name and settings for each. Every model is trained
+            in OUT/<name>, or gone on with, before they are compared.
         out: folder of the tables and the report.
         names: of the runs, in their order; by default the model and the settings in which runs differ.
-        reference: the run that others are tested against: "first" or "best".
+        reference: the run that others are tested against: "first", "best", or its name.
         title: of the report.
+        fold: of a study, work on this fold alone, for instance in a job array. Whoever finishes the last one compares.
 
     Returns:
         The report.
     """
-    comparison = compare_runs(runs, names=names, reference=reference)
+    if (study is None) == (not runs):
+        raise OptionError("name run directories, or a study file with --study")
+    if study is not None:
+        if names is not None:
+            raise OptionError("runs of a study have the names that the study file gives them")
+        chosen = Study.read(study)
+        if reference not in (*REFERENCES, *chosen.models):
+            raise one_of("reference", reference, (*REFERENCES, *chosen.models))
+        console = Console(stderr=True, highlight=False)
+        done = chosen.run(out, console, fold)
+        missing = [run for run in done if len(run.summary["finished"]) < run.summary["folds"]]
+        if missing:
+            states = [f"{run.folder.name} {len(run.summary['finished'])} of {run.summary['folds']}" for run in done]
+            console.print(f"Finished folds: {', '.join(states)}. They are compared when all are.", markup=False)
+            return 0
+        runs, names = [run.folder for run in done], list(chosen.models)
+    elif fold is not None:
+        raise OptionError("fold is for a study; finished runs are compared in all their folds")
+    comparison = compare_runs(runs or [], names=names, reference=reference)
     tell(comparison, Console(highlight=False))
     save_tables(comparison, out)
     write_report(comparison, out / "index.html", title=title)
@@ -45,19 +74,16 @@ def compare(
 
 
 def tell(comparison: RunComparison, console: Console) -> None:
-    """Prints both tables. Metrics are rows here: a terminal is narrow."""
-    head, rows = cells_of_results(comparison)
-    best = best_rows(comparison)
+    """Prints the tables."""
     folds = len(comparison.runs[0].summary["finished"])
-    table = Table(title=f"Test parts of {folds} folds, by patient: mean ± sd over folds (95% interval over patients)")
-    table.title_justify = "left"
-    table.add_column("metric")
-    for run in comparison.runs:
-        table.add_column(Text(run.name))
-    for j, name in enumerate(comparison.metric_names, start=1):
-        cells = [Text(row[j], style="bold" if best.get(name) == i else "") for i, row in enumerate(rows)]
-        table.add_row(head[j], *cells)
-    console.print(table)
+    how = "mean ± sd over folds (95% interval over patients)"
+    console.print(_table(comparison, comparison.metric_names, f"Test parts of {folds} folds, by patient: {how}"))
+    if comparison.localisation_names:
+        console.print(_table(comparison, comparison.localisation_names, "Localisation: mean ± sd over folds"))
+    if any(marks_of_tests(comparison).values()):
+        console.print(Text(f"* p < 0.05, ** p < 0.01, *** p < 0.001 against {comparison.reference.name} ({MARKED})"))
+    for sentence in comparison.left_out:
+        console.print(Text(sentence))
     if not comparison.tests:
         return
     head, rows = cells_of_tests(comparison)
@@ -68,3 +94,26 @@ def tell(comparison: RunComparison, console: Console) -> None:
     for row in rows:
         tests.add_row(*map(Text, row))
     console.print(tests)
+
+
+def _table(comparison: RunComparison, names: Sequence[str], title: str) -> Table:
+    """One row per run; few runs stand side by side instead, because a terminal is narrow."""
+    head, rows = cells_of_results(comparison, names)
+    rank = ranks(comparison, names)
+    cells = [
+        [Text(text, style=STYLES.get(rank.get((i, name)), "")) for name, text in zip(names, row[1:], strict=True)]
+        for i, row in enumerate(rows)
+    ]
+    runs = [Text(row[0]) for row in rows]
+    table = Table(title=title, title_justify="left")
+    if len(runs) <= SIDE_BY_SIDE:
+        for column in (Text("metric"), *runs):
+            table.add_column(column)
+        for j, metric in enumerate(head[1:]):
+            table.add_row(metric, *(of_run[j] for of_run in cells))
+    else:
+        for text in head:
+            table.add_column(text)
+        for run, of_run in zip(runs, cells, strict=True):
+            table.add_row(run, *of_run)
+    return table

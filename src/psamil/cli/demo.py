@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import shutil
-import time
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich.console import Console
 from rich.table import Table
 
 from psamil.cli.compare import tell
+from psamil.cli.progress import TrainingProgress
 from psamil.cohort import BagCache, Cohort, k_fold, simulate
 from psamil.evaluation.experiment import cross_validate
 from psamil.evaluation.run_comparison import FinishedRun, compare_runs, read_history
@@ -58,7 +57,8 @@ def demo(out: Path = Path("demo-report"), *, slides: int = 240, tiles: int = 400
     splits = k_fold(cohort, folds)
     for name, settings in SETTINGS.items():
         console.print(f"\n{name}: {folds} folds of {settings.epochs} epochs", markup=False)
-        cross_validate(cohort, splits, settings, out / name, report=_Progress(console, settings.epochs))
+        with TrainingProgress(console, settings.epochs) as shown:
+            cross_validate(cohort, splits, settings, out / name, report=shown.report, on_step=shown.on_step)
     comparison = compare_runs([out / name for name in SETTINGS])
     console.print()
     tell(comparison, console)
@@ -90,22 +90,6 @@ def _cohort(out: Path, slides: int, tiles: int, console: Console) -> Cohort:
     cohort = Cohort.open(folder, folder / "labels.csv", target="label", cache=BagCache(out / "cache")).checked()
     console.print(str(cohort), markup=False)
     return cohort
-
-
-class _Progress:
-    """A line every few epochs."""
-
-    def __init__(self, console: Console, epochs: int, every: int = 4) -> None:
-        self.console, self.epochs, self.every, self.start = console, epochs, every, time.monotonic()
-
-    def __call__(self, job: str, record: dict[str, Any]) -> None:
-        epoch = record["epoch"] + 1
-        if epoch % self.every and epoch != self.epochs:
-            return
-        words = [f"{job}  epoch {epoch:2d}/{self.epochs}", f"loss {record['loss']:.3f}"]
-        words += [f"{name} {value:.3f}" for name, value in record.items() if name.startswith("validation")]
-        words += ["K " + " ".join(f"{k:.1f}" for k in layer) for layer in record.get("radii_steps", [])]
-        self.console.print("  ".join([*words, f"{time.monotonic() - self.start:.0f} s"]), markup=False)
 
 
 def _tell_radii(run: FinishedRun, console: Console) -> None:

@@ -35,6 +35,7 @@ def evaluate(
     non_finite: str | None = None,
     positions: str | None = None,
     damaged: str = "set aside",
+    tile_labels: Path | None = None,
     cache: Path | None = None,
     device: str = "cpu",
 ) -> int:
@@ -63,6 +64,7 @@ def evaluate(
         non_finite: what to do with tiles that have NaN or infinite features: "error", "drop" or "zero".
         positions: "file"; "row order" for files without coordinates; "shuffled" as a control.
         damaged: slides that cannot be read: "set aside" or "refuse".
+        tile_labels: folder of labels of single tiles (<slide>.npy, 0 for normal), to test where the models look.
         cache: folder of the cache; by default in the user's cache folder.
         device: where to compute, as torch names it: "cpu", "cuda".
     """
@@ -87,6 +89,8 @@ def evaluate(
     with console.status("reading every slide once"):
         cohort = cohort.checked(damaged)
     console.print(str(cohort), markup=False)
+    if tile_labels is not None:
+        cohort = cohort.with_tile_labels(tile_labels)
 
     def progress(samples: Sequence[Sample]) -> Iterator[Sample]:
         with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
@@ -111,8 +115,8 @@ def _tell(result: dict[str, Any], out: Path, console: Console) -> None:
     table = Table(title=f"{result['cohort']['headline']}; {len(result['models'])} models", title_justify="left")
     for column in ("metric", "by patient", "95% interval over patients"):
         table.add_column(column)
-    for name, row in result["metrics"].items():
-        interval = f"{row['low']:.3f} to {row['high']:.3f}" if row["low"] is not None else ""
+    for name, row in (result["metrics"] | result.get("localisation", {}).get("metrics", {})).items():
+        interval = f"{row['low']:.3f} to {row['high']:.3f}" if row.get("low") is not None else ""
         table.add_row(name, "-" if row["estimate"] is None else f"{row['estimate']:.3f}", interval)
     console.print(table)
     console.print(f"results: {out}", markup=False)

@@ -1,7 +1,8 @@
-"""``psamil predict``: what the models of a run say about new slides."""
+"""``psamil predict``: what the models of a run say about new slides or patients."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,14 @@ from rich.progress import Progress
 from rich.text import Text
 
 from psamil.bag import Bag
-from psamil.errors import DataError
+from psamil.cohort.cohort import UNITS, join_slides
+from psamil.cohort.matching import PATIENT_COLUMNS, find_column, link_rows, match_bags
+from psamil.cohort.tables import read_table
+from psamil.errors import DataError, OptionError, one_of
 from psamil.evaluation.experiment import write_table
 from psamil.evaluation.external import origin
 from psamil.evaluation.predictor import Predictor, load
-from psamil.readers import BagRef, SetAside, find_bags, open_bag
+from psamil.readers import BagRef, Found, SetAside, find_bags, open_bag, slide_id
 
 
 def predict(
@@ -24,6 +28,10 @@ def predict(
     features: Path,
     *,
     out: Path = Path("predictions.csv"),
+    unit: str | None = None,
+    patients: Path | None = None,
+    slide_column: str | None = None,
+    patient_column: str | None = None,
     format: str | None = None,
     member: str | None = None,
     um_per_step: float | None = None,
@@ -35,13 +43,18 @@ def predict(
 
     Example: psamil predict run new-features --out predictions.csv
 
-    One row per slide. Slides that cannot be read or do not fit the models are left out and listed, and the exit code
-    is then 1. Columns low_ and high_ are the lowest and the highest value of a single model.
+    One row per slide; or per patient, if the models were trained on patients with all of their slides. Slides that
+    cannot be read or do not fit the models are left out and listed, and the exit code is then 1. Columns low_ and high_
+    are the lowest and the highest value of a single model.
 
     Args:
         run: run directory, one of its folds (run/folds/0), or one model.safetensors.
         features: folder of features of any known format, or a single file.
         out: the table to write.
+        unit: what is predicted: "slide" or "patient"; by default as in training.
+        patients: table of slides and their patients, needed to predict patients.
+        slide_column: its column of slide names, where its name does not tell.
+        patient_column: its column of patients, where its name does not tell.
         format: name of the format; by default each file tells.
         member: which features, in stores that hold those of several encoders.
         um_per_step: gives physical positions: one step is this many micrometres; by default as in training.
@@ -59,35 +72,78 @@ def predict(
     if not found.bags and not found.set_aside:
         raise DataError(features, "holds no features of a known format", "look into it with psamil inspect")
     console = Console(stderr=True, highlight=False, soft_wrap=True)
-    if before["outcome"].get("unit") == "patient":
-        console.print("The models were trained on patients with all of their slides; these are slides one by one.")
     set_aside = list(found.set_aside)
-    bags = _readable(predictor, found.bags, reading, set_aside, console)
+    groups = {ref.id: [ref] for ref in found.bags}
+    unit = _unit(unit, before["outcome"].get("unit") or "slide", patients)
+    if patients is not None:
+        groups, unknown = _by_patient(found, patients, slide_column, patient_column)
+        set_aside += [SetAside(ref.path, f"is not in {patients}") for ref in unknown]
+    bags = _readable(predictor, groups, reading, set_aside, console)
     predictions = predictor.predict(bags)
     for entry in set_aside:
         console.print(Text(f"set aside: {entry.path}: {entry.reason}"))
     if not predictions:
-        console.print("No slide could be predicted; nothing was written.")
+        console.print(f"No {unit} could be predicted; nothing was written.")
         return 1
     write_table(out, pd.DataFrame([prediction.row() for prediction in predictions]))
-    counts = f"slides: {len(predictions)}; models: {len(predictor)}; set aside: {len(set_aside)}"
+    counts = f"{unit}s: {len(predictions)}; models: {len(predictor)}; set aside: {len(set_aside)}"
     Console(highlight=False, soft_wrap=True).print(f"{counts}\nwrote {out}", markup=False)
     return int(bool(set_aside))
 
 
+def _unit(asked: str | None, trained: str, patients: Path | None) -> str:
+    """What is predicted. A bag of one slide is not what a model of patients was trained on."""
+    unit = asked or trained
+    if unit not in UNITS:
+        raise one_of("unit", unit, UNITS)
+    if unit == "patient" and patients is None:
+        why = "" if asked else "the models were trained on patients with all of their slides; "
+        raise OptionError(
+            f"{why}name a table of slides and patients with --patients, or predict slides with --unit slide"
+        )
+    if unit == "slide" and patients is not None:
+        raise OptionError("a table of patients is given, but slides are to be predicted; add --unit patient")
+    return unit
+
+
+def _by_patient(
+    found: Found, table: Path, slide_column: str | None, patient_column: str | None
+) -> tuple[dict[str, list[BagRef]], list[BagRef]]:
+    """The slides of each patient, and the slides of which the table does not speak."""
+    rows = read_table(table)
+    if find_column(rows, patient_column, PATIENT_COLUMNS, "patient_column") is None:
+        raise DataError(table, "no column is known to name patients", "name it with --patient-column")
+    aside = {slide_id(entry.path) for entry in found.set_aside}
+    links, _ = link_rows(rows, found.bags, set_aside=aside, slide_column=slide_column, patient_column=patient_column)
+    matches, _ = match_bags(links, found.bags, aside)
+    groups: dict[str, list[BagRef]] = defaultdict(list)
+    for bag, patient in sorted({(match.bag, match.patient) for match in matches}):
+        groups[patient].append(bag)
+    known = {match.bag for match in matches}
+    return dict(sorted(groups.items())), [ref for ref in found.bags if ref not in known]
+
+
 def _readable(
-    predictor: Predictor, refs: tuple[BagRef, ...], reading: dict[str, Any], set_aside: list[SetAside], console: Console
+    predictor: Predictor,
+    groups: dict[str, list[BagRef]],
+    reading: dict[str, Any],
+    set_aside: list[SetAside],
+    console: Console,
 ) -> Iterator[Bag]:
-    """The bags that the models can predict, one after the other; the others are set aside."""
+    """A bag of each slide or patient, one after the other; slides that the models cannot predict are set aside."""
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        for ref in bar.track(refs, description="slides"):
-            try:
-                bag = open_bag(ref, **reading)
-                predictor.check(bag)
-            except DataError as error:
-                set_aside.append(SetAside(ref.path, "; ".join(filter(None, (error.cause, error.remedy)))))
-                continue
-            yield bag
+        for id, refs in bar.track(groups.items(), description="predicting"):
+            bags = []
+            for ref in refs:
+                try:
+                    bag = open_bag(ref, **reading)
+                    predictor.check(bag)
+                except DataError as error:
+                    set_aside.append(SetAside(ref.path, "; ".join(filter(None, (error.cause, error.remedy)))))
+                else:
+                    bags.append(bag)
+            if bags:
+                yield join_slides(bags, id)
 
 
 def _refuse_to_overwrite(out: Path, run: Path) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import time as clock
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from psamil.cli.progress import TrainingProgress
 from psamil.evaluation.run import fit
 from psamil.training.settings import TrainingSettings
 
@@ -42,7 +43,9 @@ def train(
     non_finite: str = "error",
     positions: str = "file",
     damaged: str = "set aside",
+    tile_labels: Path | None = None,
     cache: Path | None = None,
+    loggers: list[str] | None = None,
 ) -> int:
     """Trains a model by cross-validation, and goes on where an earlier run in the same folder was stopped.
 
@@ -76,30 +79,18 @@ def train(
         non_finite: what to do with tiles that have NaN or infinite features: "error", "drop" or "zero".
         positions: "file"; "row order" for files without coordinates; "shuffled" as a control.
         damaged: slides that cannot be read: "set aside" or "refuse".
+        tile_labels: folder of labels of single tiles (<slide>.npy, 0 for normal), to test where the models look.
         cache: folder of the cache; by default in the user's cache folder.
+        loggers: other programs that shall show the history, in the run directory: "tensorboard", "mlflow". The latter
+            also takes a server from MLFLOW_TRACKING_URI.
     """
     options = dict(locals())  # each is an option of `fit` by the same name
     console = Console(stderr=True, highlight=False)
-    report = _Reporter(console, training.epochs)
-    run = fit(**options, tell=lambda text: console.print(text, markup=False), report=report)
+    with TrainingProgress(console, training.epochs) as progress:
+        tell = partial(console.print, markup=False)
+        run = fit(**options, tell=tell, report=progress.report, on_step=progress.on_step)
     _tell(run.summary, out, Console(highlight=False))
     return 0
-
-
-class _Reporter:
-    """One line per epoch: loss, validation score, radii, seconds."""
-
-    def __init__(self, console: Console, epochs: int) -> None:
-        self.console, self.epochs, self.since = console, epochs, clock.monotonic()
-
-    def __call__(self, job: str, record: dict[str, Any]) -> None:
-        now = clock.monotonic()
-        scores = [f"{name} {value:.3f}" for name, value in record.items() if name.startswith("validation")]
-        radii = ["K " + " / ".join(" ".join(f"{k:.1f}" for k in layer) for layer in record.get("radii_steps", []))]
-        words = [f"{job}  epoch {record['epoch'] + 1}/{self.epochs}", f"loss {record['loss']:.4f}", *scores]
-        words += [*(radii if "radii_steps" in record else []), f"{now - self.since:.1f} s"]
-        self.console.print("  ".join(words), markup=False)
-        self.since = now
 
 
 def _tell(summary: dict[str, Any], out: Path, console: Console) -> None:

@@ -17,8 +17,10 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import pandas as pd
 import torch
+from numpy.typing import NDArray
 
 from psamil.bag import Bag, PackedBags
 from psamil.cohort.matching import Match, MatchReport, find_column, link_rows, match_bags
@@ -26,6 +28,7 @@ from psamil.cohort.outcome_columns import OutcomeColumns, read_outcome
 from psamil.cohort.outcomes import Outcome
 from psamil.cohort.same_features import Names, feature_names, odd_slides, refuse_other_names
 from psamil.cohort.tables import Table, quoted, read_table
+from psamil.cohort.tile_labels import TileLabels
 from psamil.errors import DataError, OptionError, one_of
 from psamil.files import content_hash, files_below
 from psamil.readers import BagRef, Found, SetAside, find_bags, open_bag, slide_id
@@ -66,6 +69,7 @@ class Cohort:
     loader: Loader | None = None
     reading: Mapping[str, Any] = field(default_factory=dict)
     precision: torch.dtype | None = None  # of features as they are loaded; None: as they are in the files
+    tile_labels: TileLabels | None = None  # see :meth:`with_tile_labels`
 
     @staticmethod
     def open(
@@ -226,6 +230,29 @@ class Cohort:
             raise DataError(first.path, f"{first.cause}, and no slide of the cohort can be used", first.remedy)
         aside = [SetAside(ref.path, "; ".join(filter(None, (e.cause, e.remedy)))) for ref, e in reasons.items()]
         return replace(alike, samples=tuple(samples), set_aside=self.set_aside + tuple(aside)).select(kept)
+
+    def with_tile_labels(self, folder: str | Path) -> Cohort:
+        """The cohort with labels of its tiles, which say where a model should have looked.
+
+        Every file is read once. DataError if one does not have a label for each tile, or if no slide has a file.
+
+        Args:
+            folder: of files ``<slide>.npy``; see :mod:`psamil.cohort.tile_labels`. Slides may be without.
+        """
+        labelled = replace(self, tile_labels=TileLabels.open(folder))
+        slides = list(chain.from_iterable(sample.bags for sample in self.samples))
+        known = [labelled.labels_of_tiles(ref, self.load_slide(ref).n) for ref in slides]
+        if all(labels is None for labels in known):
+            cause = f"has no labels of any of the {len(slides)} slides"
+            raise DataError(folder, cause, f"name the files as slides: {slides[0].id}.npy")
+        return labelled
+
+    def labels_of_tiles(self, ref: BagRef, tiles: int) -> NDArray[np.bool_] | None:
+        """(tiles,) in the order of the slide's bag; None where there are none."""
+        if self.tile_labels is None:
+            return None
+        reading = getattr(self.loader, "reading", self.reading)
+        return self.tile_labels.of_slide(ref, tiles, dropped=reading.get("non_finite") == "drop")
 
     def _in_one_precision(self, precisions: Collection[torch.dtype]) -> Cohort:
         if len(precisions) < 2:

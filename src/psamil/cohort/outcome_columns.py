@@ -132,10 +132,11 @@ def _classification(
     place = {name: index for index, name in enumerate(names)}
     absent = [name for name in names if name not in texts]
     if absent:
-        held = quoted(_in_order({text for text in texts if text}))
-        raise DataError(
-            table.name, f"column {target!r} has no class {quoted(absent)} in these samples", f"it has {held}"
-        )
+        remedy = f"it has {quoted(_in_order({text for text in texts if text}))}"
+        parts = [part.strip() for part in absent[0].split(",")]
+        if len(parts) > 1 and all(part in texts for part in parts):
+            remedy += f"; name them one after the other: --classes {' '.join(parts)}"
+        raise DataError(table.name, f"column {target!r} has no class {quoted(absent)} in these samples", remedy)
     if len(names) < 2:
         held = f"only the class {quoted(names)}" if names else "no value"
         raise DataError(table.name, f"column {target!r} holds {held} in the {len(table)} rows that have bags")

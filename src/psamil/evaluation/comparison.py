@@ -21,6 +21,8 @@ from psamil.evaluation.intervals import LEVEL, RESAMPLES, percentile_bounds
 from psamil.evaluation.resampling import Patients, Statistic
 from psamil.training.metrics import Floats
 
+BOOTSTRAP = "paired bootstrap over patients"
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -88,7 +90,7 @@ def paired_bootstrap(
         first, second: statistics of the same rows, see :mod:`psamil.evaluation.resampling`.
         patients, strata: (n,) as in :func:`psamil.evaluation.intervals.bootstrap_interval`.
     """
-    test = "paired bootstrap over patients"
+    test = BOOTSTRAP
     people = Patients.of(patients, strata)
     if len(people.of_row) == 0:
         return Comparison(test, np.nan, np.nan, np.nan, np.nan)

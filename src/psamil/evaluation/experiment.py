@@ -1,19 +1,13 @@
 """Cross-validation in a run directory: every fold and seed is a job of its own, and any of them can be killed.
 
-    RUN/
-      run.json                     settings, fingerprint of the data, hash of the splits, versions
-      splits.json
-      folds/<fold>/seed-<seed>/    history.jsonl, model.safetensors, predictions.csv, metrics.json (written last)
-      predictions.csv              test predictions of all finished folds, mean over seeds
-      summary.json                 metrics: mean and standard deviation over folds, intervals over patients
-
-Several processes may work on one run: a fold is locked while it is worked on, and what is finished is not done again.
+Its files are listed in :mod:`psamil.evaluation.run_folder`. Several processes may work on one run: a fold is locked
+while it is worked on, and what is finished is not done again.
 """
 
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from functools import partial
@@ -26,19 +20,32 @@ import pandas as pd
 import torch
 
 from psamil.cohort import Cohort, Split, Splits
-from psamil.errors import DataError, OptionError
+from psamil.errors import BusyError, DataError, OptionError
+from psamil.evaluation.fold_localisation import localisation_of, localise_fold
 from psamil.evaluation.intervals import bootstrap_interval, fold_summary
 from psamil.evaluation.resampling import auc_statistic, concordance_statistic, mean_over_folds
+from psamil.evaluation.run_folder import (
+    METRICS_FILE,
+    PREDICTIONS_FILE,
+    RUN_FILE,
+    SPLITS_FILE,
+    SUMMARY_FILE,
+    finished_folds,
+    is_finished,
+    job_folder,
+)
 from psamil.evaluation.scores import (
     by_patient,
+    mean_over_seeds,
     prediction_table,
-    read_predictions,
     score,
     temperature_of,
     threshold_of,
 )
 from psamil.files import Lock, atomic_write, escape_cell, read_json, write_json
-from psamil.training.fold import MODEL_FILE, new_fabric, new_model, train_fold, width_of_features
+from psamil.training.devices import new_fabric
+from psamil.training.fold import HISTORY_FILE, MODEL_FILE, new_model, train_fold, width_of_features
+from psamil.training.loggers import check_loggers, with_logs
 from psamil.training.prediction import loader_for, predict_logits
 from psamil.training.saved_model import SavedModel
 from psamil.training.settings import TrainingSettings
@@ -46,10 +53,10 @@ from psamil.training.tasks import Task
 
 PACKAGES = ("psamil", "torch", "numpy", "pandas", "lightning-fabric", "safetensors")
 
-METRICS_FILE, PREDICTIONS_FILE = "metrics.json", "predictions.csv"
 WAIT_S = 60.0  # for a process that makes the run directory or the summary
 
 Report = Callable[[str, dict[str, Any]], None]
+OnStep = Callable[[str, int, dict[str, Any]], None]
 
 
 def cross_validate(
@@ -60,20 +67,28 @@ def cross_validate(
     *,
     seeds: int = 1,
     fold: int | None = None,
+    about: Mapping[str, Any] | None = None,
+    loggers: Sequence[str] = (),
     report: Report = lambda job, record: None,
+    on_step: OnStep = lambda job, jobs_left, step: None,
 ) -> dict[str, Any]:
     """Trains and tests on every fold, or on one, and summarises whatever folds are finished.
 
     A run that exists is gone on with; it must have the same settings, data and splits.
 
     Args:
-        cohort: whose damaged slides are set aside already (:meth:`psamil.cohort.Cohort.checked`).
+        cohort: whose damaged slides are set aside already (:meth:`psamil.cohort.Cohort.checked`). If it has labels of
+            tiles, models are tested on localisation as well, those of finished folds too.
         splits: of its samples.
         settings: ``seed`` is that of the first of ``seeds`` trainings per fold.
         run: the run directory.
         seeds: trainings per fold; their probabilities are averaged.
         fold: work on this fold alone.
+        about: more to be written into ``run.json``; what is there already stays.
+        loggers: other programs that shall show the history: "tensorboard", "mlflow".
         report: called with the name of the job and its line of the history after each epoch.
+        on_step: called with the name of the job, the number of unfinished jobs after it, and what
+            :func:`psamil.training.fold.train_fold` says after each step of the optimiser.
 
     Returns:
         The summary, as in ``summary.json``.
@@ -84,30 +99,27 @@ def cross_validate(
     if seeds < 1:
         raise OptionError(f"seeds must be at least 1, got {seeds}")
     folds = range(len(splits)) if fold is None else [fold]
+    check_loggers(loggers)
     _check(cohort, splits, settings, folds)
-    _claim(run, cohort, splits, settings, seeds)
+    _claim(run, cohort, splits, settings, seeds, about or {})
     jobs = [(k, seed) for k in folds for seed in range(settings.seed, settings.seed + seeds)]
-    busy: list[DataError] = []
-    for k, seed in jobs:
+    busy: list[BusyError] = []
+    for i, (k, seed) in enumerate(jobs):
         folder = job_folder(run, k, seed)
         with ExitStack() as held:
             try:
                 held.enter_context(Lock(folder / "lock"))
-            except DataError as error:
-                if "in use by process" not in error.cause:
-                    raise
+            except BusyError as error:
                 busy.append(error)
                 continue
             name = f"fold {k}, seed {seed}" if seeds > 1 else f"fold {k}"
-            _work(cohort, splits[k], replace(settings, seed=seed), folder, partial(report, name))
+            logged = with_logs(partial(report, name), loggers, run, name, folder / HISTORY_FILE)
+            left = sum(not is_finished(job_folder(run, *job)) for job in jobs[i + 1 :])
+            calls = held.enter_context(logged), partial(on_step, name, left)
+            _work(cohort, splits[k], replace(settings, seed=seed), folder, *calls)
     if len(busy) == len(jobs):
         raise busy[0]
     return summarise(run)
-
-
-def job_folder(run: Path, fold: int, seed: int) -> Path:
-    """Where the model of a fold and a seed is kept."""
-    return run / "folds" / str(fold) / f"seed-{seed}"
 
 
 def _check(cohort: Cohort, splits: Splits, settings: TrainingSettings, folds: Sequence[int]) -> None:
@@ -122,12 +134,19 @@ def _check(cohort: Cohort, splits: Splits, settings: TrainingSettings, folds: Se
 
 
 def _work(
-    cohort: Cohort, split: Split, settings: TrainingSettings, folder: Path, report: Callable[[dict[str, Any]], None]
+    cohort: Cohort,
+    split: Split,
+    settings: TrainingSettings,
+    folder: Path,
+    report: Callable[[dict[str, Any]], None],
+    on_step: Callable[[dict[str, Any]], None],
 ) -> None:
     for abandoned in folder.glob(".*.tmp"):  # by a process that was killed: the lock is ours
         abandoned.unlink()
-    if not (folder / METRICS_FILE).exists():
-        evaluate_fold(cohort, split, train_fold(cohort, split, settings, folder, report), folder)
+    if not is_finished(folder):
+        evaluate_fold(cohort, split, train_fold(cohort, split, settings, folder, report, on_step), folder)
+    if cohort.tile_labels is not None:
+        localise_fold(cohort, split, SavedModel.load(folder / MODEL_FILE), folder)
 
 
 def evaluate_fold(cohort: Cohort, split: Split, model: SavedModel, folder: Path) -> None:
@@ -152,22 +171,14 @@ def evaluate_fold(cohort: Cohort, split: Split, model: SavedModel, folder: Path)
 def summarise(run: Path) -> dict[str, Any]:
     """Of the folds whose seeds are all finished. Writes ``summary.json`` and ``predictions.csv``."""
     with Lock(run / ".summary.lock", wait_s=WAIT_S):  # who comes later has seen more folds, and must write later
-        splits = Splits.load(run / "splits.json")
-        finished = _finished(run, len(splits))
+        splits = Splits.load(run / SPLITS_FILE)
+        finished = finished_folds(run, len(splits))
         summary: dict[str, Any] = {"folds": len(splits), "finished": sorted(finished), "metrics": {}}
         tested = {k: jobs for k, jobs in finished.items() if splits[k].test}
         if tested:
             summary["metrics"] = _test_metrics(run, tested)
-        write_json(run / "summary.json", summary)
+        write_json(run / SUMMARY_FILE, summary)
     return summary
-
-
-def _finished(run: Path, folds: int) -> dict[int, list[Path]]:
-    """Folders of the folds of which every seed is done."""
-    about = read_json(run / "run.json")
-    seeds = range(about["settings"]["seed"], about["settings"]["seed"] + about["seeds"])
-    jobs = {k: [job_folder(run, k, seed) for seed in seeds] for k in range(folds)}
-    return {k: of_fold for k, of_fold in jobs.items() if all((job / METRICS_FILE).exists() for job in of_fold)}
 
 
 def _test_metrics(run: Path, jobs_of_fold: dict[int, list[Path]]) -> dict[str, Any]:
@@ -175,10 +186,10 @@ def _test_metrics(run: Path, jobs_of_fold: dict[int, list[Path]]) -> dict[str, A
     task = SavedModel.load(next(iter(jobs_of_fold.values()))[0] / MODEL_FILE).task
     tables, scores = [], []
     for k, jobs in jobs_of_fold.items():
-        mean = _mean_over_seeds(jobs)
+        mean = mean_over_seeds(jobs)
         val, test = (mean[mean["part"] == part].reset_index(drop=True) for part in ("val", "test"))
         threshold = threshold_of(by_patient(val), task) if len(val) else 0.5
-        scores.append(score(by_patient(test), task, threshold))
+        scores.append(score(by_patient(test), task, threshold) | localisation_of(jobs))
         tables.append(test.assign(fold=k))
     everything, per_fold = pd.concat(tables, ignore_index=True), pd.DataFrame(scores)
     write_table(run / PREDICTIONS_FILE, everything)
@@ -192,15 +203,6 @@ def _test_metrics(run: Path, jobs_of_fold: dict[int, list[Path]]) -> dict[str, A
     for name, interval in _intervals(everything, task).items():
         metrics[name] |= _finite({"low": interval.low, "high": interval.high})
     return metrics
-
-
-def _mean_over_seeds(jobs: list[Path]) -> pd.DataFrame:
-    """Predictions of one fold; probabilities, risks and values are averaged over its models."""
-    tables = [read_predictions(job / PREDICTIONS_FILE) for job in jobs]
-    mean = tables[0].copy()
-    numbers = [name for name in mean if name.startswith(("logit_", "prob_", "survival_")) or name in ("risk", "value")]
-    mean[numbers] = np.mean([table[numbers].to_numpy() for table in tables], axis=0)
-    return mean
 
 
 def _intervals(table: pd.DataFrame, task: Any) -> dict[str, Any]:
@@ -220,7 +222,9 @@ def _intervals(table: pd.DataFrame, task: Any) -> dict[str, Any]:
     return {}
 
 
-def _claim(run: Path, cohort: Cohort, splits: Splits, settings: TrainingSettings, seeds: int) -> None:
+def _claim(
+    run: Path, cohort: Cohort, splits: Splits, settings: TrainingSettings, seeds: int, about: Mapping[str, Any]
+) -> None:
     """Makes the run directory, or refuses one that was made for something else."""
     wanted = {
         "settings": settings.to_json(),
@@ -230,8 +234,8 @@ def _claim(run: Path, cohort: Cohort, splits: Splits, settings: TrainingSettings
         "splits": splits.hash,
     }
     with Lock(run / ".lock", wait_s=WAIT_S):
-        if (run / "run.json").exists():
-            found = read_json(run / "run.json")
+        if (run / RUN_FILE).exists():
+            found = read_json(run / RUN_FILE)
             differing = [name for name in wanted if found.get(name) != wanted[name]]
             if differing:
                 cause = f"is a run with other {', '.join(differing)}"
@@ -240,9 +244,10 @@ def _claim(run: Path, cohort: Cohort, splits: Splits, settings: TrainingSettings
         else:
             if any(not file.name.startswith(".") for file in run.iterdir()):
                 raise DataError(run, "is not empty and no run", "choose a new folder")
-            write_json(run / "run.json", {**wanted, **_environment()})
-        if not (run / "splits.json").exists():  # new, or killed in between
-            splits.save(run / "splits.json")
+            patients = dict(zip(cohort.ids, cohort.patients, strict=True))
+            write_json(run / RUN_FILE, {**wanted, **_environment(), **about, "patients": patients})
+        if not (run / SPLITS_FILE).exists():  # new, or killed in between
+            splits.save(run / SPLITS_FILE)
 
 
 def _reading(cohort: Cohort) -> dict[str, Any]:

@@ -14,17 +14,26 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from torch import Tensor
 
 from psamil.bag import Bag
 from psamil.cohort import BagCache, Cohort, Sample, Splits
 from psamil.cohort.tables import quoted
 from psamil.errors import DataError, OptionError, one_of
 from psamil.evaluation.experiment import write_table
+from psamil.evaluation.fold_localisation import (
+    TILE_SCORES_FILE,
+    ScoredPart,
+    by_slide,
+    finite,
+    localisation_metrics,
+    threshold_of_tiles,
+)
 from psamil.evaluation.intervals import Interval, bootstrap_interval
-from psamil.evaluation.predictor import Predictor
+from psamil.evaluation.predictor import Prediction, Predictor
 from psamil.evaluation.resampling import Statistic, auc_statistic, concordance_statistic, statistic_of_rows
-from psamil.evaluation.run import data_of
-from psamil.evaluation.scores import by_patient, read_predictions, score, truth
+from psamil.evaluation.run_folder import METRICS_FILE, PREDICTIONS_FILE, SPLITS_FILE, data_of
+from psamil.evaluation.scores import by_patient, score, truth
 from psamil.files import write_json
 from psamil.training.metrics import Integers
 from psamil.training.tasks import Task
@@ -91,8 +100,9 @@ def evaluate_run(
 
     Args:
         predictor: all models of a run, or one.
-        cohort: whose damaged slides are set aside already (:meth:`psamil.cohort.Cohort.checked`).
-        out: new folder for ``metrics.json`` and ``predictions.csv``.
+        cohort: whose damaged slides are set aside already (:meth:`psamil.cohort.Cohort.checked`). If it has labels of
+            tiles, localisation is tested as well, without intervals.
+        out: new folder for ``metrics.json`` and ``predictions.csv``; with labels of tiles, ``tile_scores.safetensors``.
         overlap: what to do with samples that the models were trained on: "refuse", "leave out" or "allow".
         progress: wraps the samples as they are worked on.
 
@@ -113,7 +123,8 @@ def evaluate_run(
     if not len(cohort):
         raise OptionError("no sample is left to evaluate on: all were in the training data of the run")
     predictor.task.targets(cohort.outcome)  # refuses an outcome of another kind, and unknown classes
-    table = _predictions(predictor, cohort, progress)
+    predictions, scored = _predicted(predictor, cohort, progress)
+    table = _table(predictions, cohort)
     intervals = score_with_intervals(by_patient(table), predictor.task, predictor.threshold)
     result = {
         "models": [str(member.path) for member in predictor.members],
@@ -124,8 +135,11 @@ def evaluate_run(
         "notes": int((table["note"] != "").sum()),
         "metrics": {name: _plain(interval) for name, interval in intervals.items()},
     }
-    write_table(out / "predictions.csv", table)
-    write_json(out / "metrics.json", result)
+    if cohort.tile_labels is not None:
+        result["localisation"] = _localised(predictor, scored)
+        scored.save(out / TILE_SCORES_FILE)
+    write_table(out / PREDICTIONS_FILE, table)
+    write_json(out / METRICS_FILE, result)
     return json.loads(json.dumps(result))  # as it reads back
 
 
@@ -160,8 +174,8 @@ def find_overlap(predictor: Predictor, cohort: Cohort) -> Overlap:
         if run is None:
             strangers += 1
             continue
-        fold = Splits.load(run / "splits.json")[int(path.name)]
-        patient_of = _patients(run)
+        fold = Splits.load(run / SPLITS_FILE)[int(path.name)]
+        patient_of = data_of(run)["patients"]
         samples.update(fold.train + fold.val)
         patients.update(patient_of[id] for id in fold.train + fold.val if id in patient_of)
         without_patient += sum(id not in patient_of for id in fold.train + fold.val)
@@ -182,28 +196,47 @@ def origin(predictor: Predictor) -> dict[str, dict[str, Any]]:
 
 def _run_of_fold(folder: Path) -> Path | None:
     run = folder.parent.parent
-    return run if folder.parent.name == "folds" and (run / "splits.json").exists() else None
-
-
-def _patients(run: Path) -> dict[str, str]:
-    patients: dict[str, str] = data_of(run)["patients"]
-    if not patients and (run / "predictions.csv").exists():
-        table = read_predictions(run / "predictions.csv")
-        patients = dict(zip(table["sample"], table["patient"], strict=True))
-    return patients
+    return run if folder.parent.name == "folds" and (run / SPLITS_FILE).exists() else None
 
 
 def _was_seen(sample: Sample, samples: set[str], patients: set[str]) -> bool:
     return sample.patient in patients or sample.id in samples or any(ref.id in samples for ref in sample.bags)
 
 
-def _predictions(
+def _predicted(
     predictor: Predictor, cohort: Cohort, progress: Callable[[Sequence[Sample]], Iterable[Sample]]
-) -> pd.DataFrame:
-    def bags() -> Iterator[Bag]:
-        return (cohort.load(sample) for sample in progress(cohort.samples))
+) -> tuple[list[Prediction], ScoredPart]:
+    """Of each sample; and of the tiles of each slide, the mean over the models."""
+    places: list[tuple[Tensor, Tensor]] = []
 
-    rows = pd.DataFrame([prediction.row() for prediction in predictor.predict(bags())])
+    def bags() -> Iterator[Bag]:
+        for sample in progress(cohort.samples):
+            bag = cohort.load(sample)
+            places.append((bag.xy, bag.slides))
+            yield bag
+
+    predictions = predictor.predict(bags())
+    return predictions, ScoredPart.of(
+        scored
+        for sample, (xy, slides), prediction in zip(cohort.samples, places, predictions, strict=True)
+        for scored in by_slide(cohort, sample, xy, slides, prediction.tile_scores)
+    )
+
+
+def _localised(predictor: Predictor, scored: ScoredPart) -> dict[str, Any]:
+    """Metrics of localisation. The threshold of the patch F1 is the mean of those of the models, if all have one."""
+    thresholds = [threshold_of_tiles(member.path.parent) for member in predictor.members]
+    threshold = float(np.mean(thresholds))  # NaN if one is
+    metrics = localisation_metrics(scored.labelled, threshold)
+    return {
+        "labelled_slides": len(scored.labelled),
+        "threshold": finite(threshold),
+        "metrics": {name: {"estimate": finite(value)} for name, value in metrics.items()},
+    }
+
+
+def _table(predictions: Sequence[Prediction], cohort: Cohort) -> pd.DataFrame:
+    rows = pd.DataFrame([prediction.row() for prediction in predictions])
     known = {"patient": cohort.patients, **truth(cohort.outcome)}
     return pd.concat([rows[["sample"]], pd.DataFrame(known), rows.drop(columns="sample")], axis=1)
 
@@ -220,4 +253,4 @@ def _quick_statistic(metric: str, patients: pd.DataFrame, task: Task) -> Statist
 
 def _plain(interval: Interval) -> dict[str, float | None]:
     numbers = {"estimate": interval.estimate, "low": interval.low, "high": interval.high}
-    return {name: number if np.isfinite(number) else None for name, number in numbers.items()}
+    return {name: finite(number) for name, number in numbers.items()}

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from psamil.bag import Bag, PackedBags
 from psamil.errors import DataError, OptionError
+from psamil.evaluation.run_folder import METRICS_FILE
 from psamil.files import read_json
 from psamil.spatial import Layout
 from psamil.training.class_tasks import ClassificationTask, MultiLabelTask
@@ -31,7 +32,6 @@ from psamil.training.saved_model import SavedModel
 from psamil.training.survival_task import SurvivalTask
 from psamil.training.tasks import Task
 
-METRICS_FILE = "metrics.json"
 LARGEST_STEP_RATIO = (
     1.25  # between the tile steps of a bag and of training; beyond it, learned radii mean other lengths
 )
@@ -108,7 +108,7 @@ class Predictor:
                 member.saved.model.to(self.device)
         except (RuntimeError, AssertionError) as error:
             raise OptionError(f"device {str(device)!r} cannot be used: {str(error).splitlines()[0]}") from error
-        self._needs_layout = any(getattr(member.saved.model, "priors", None) for member in self.members)
+        self._needs_layout = any(getattr(member.saved.model, "needs_layout", False) for member in self.members)
 
     def __len__(self) -> int:
         """Number of models."""

@@ -3,9 +3,6 @@
 >>> run = fit("features", "labels.csv", "run", target="subtype", model="abmil", epochs=20)
 >>> print(run)  # metrics with their uncertainty
 >>> run.predict(bag).probabilities
-
-Beside what :func:`psamil.evaluation.experiment.cross_validate` writes, the run directory gets ``data.json``: how the
-outcome and the features were read, so that other cohorts are read in the same way, and who was in the training data.
 """
 
 from __future__ import annotations
@@ -17,18 +14,17 @@ from pathlib import Path
 from typing import Any, overload
 
 import pandas as pd
+import torch
 
 from psamil.bag import Bag
 from psamil.cohort import BagCache, Cohort, Splits, k_fold, read_splits
 from psamil.cohort.split_files import fit_to_cohort
 from psamil.errors import DataError, one_of
-from psamil.evaluation.experiment import Report, cross_validate
+from psamil.evaluation.experiment import OnStep, Report, cross_validate
 from psamil.evaluation.predictor import Prediction, Predictor, load
+from psamil.evaluation.run_folder import PREDICTIONS_FILE, RUN_FILE, data_of, finished_folds, read_run
 from psamil.evaluation.scores import read_predictions
-from psamil.files import read_json, write_json
 from psamil.training.settings import TrainingSettings
-
-DATA_FILE = "data.json"
 
 Tell = Callable[[str], None]
 
@@ -54,7 +50,7 @@ class Run:
     @property
     def predictions(self) -> pd.DataFrame:
         """Of each sample, by the models of the fold in whose test part it is."""
-        return read_predictions(self.folder / "predictions.csv")
+        return read_predictions(self.folder / PREDICTIONS_FILE)
 
     @cached_property
     def predictor(self) -> Predictor:
@@ -101,9 +97,12 @@ def fit(
     non_finite: str = "error",
     positions: str = "file",
     damaged: str = "set aside",
+    tile_labels: str | Path | None = None,
     cache: str | Path | None = None,
+    loggers: Sequence[str] | None = None,
     tell: Tell = lambda text: None,
     report: Report = lambda job, record: None,
+    on_step: OnStep = lambda job, jobs_left, step: None,
     **settings: Any,
 ) -> Run:
     """Trains a model by cross-validation, and goes on where an earlier run in the same folder was stopped.
@@ -121,9 +120,12 @@ def fit(
         training: settings of the model and its training.
         um_per_step, non_finite, positions: how features are read; see :func:`psamil.open_bag`.
         damaged: slides that cannot be read: "set aside" or "refuse".
+        tile_labels: folder of labels of single tiles (``<slide>.npy``, 0 for normal), to test where the models look.
         cache: folder of the cache; by default in the user's cache folder.
+        loggers: other programs that shall show the history: "tensorboard", "mlflow".
         tell: called with what a user should know about the data; ``print`` for instance.
         report: called with the name of the job and its line of the history after each epoch; ``print`` for instance.
+        on_step: called after each step of the optimiser; see :func:`psamil.evaluation.experiment.cross_validate`.
         settings: single settings of ``training``: ``model="abmil", epochs=20``.
     """
     out, training = Path(out), _with_settings(training, settings)
@@ -151,26 +153,27 @@ def fit(
     tell("reading every slide once")
     cohort = cohort.checked(damaged)
     tell(str(cohort))
+    if tile_labels is not None:
+        cohort = cohort.with_tile_labels(tile_labels)
     if splits is None:
         chosen = k_fold(cohort, folds, val=val, repeats=repeats, seed=split_seed, by_site=by_site)
     else:
         chosen = _fitted(splits, cohort, tell)
-    patients = dict(zip(cohort.ids, cohort.patients, strict=True))
-    about = {"outcome": {**outcome, "unit": unit}, "reading": reading, "patients": patients}
-
-    def report_and_remember(job: str, record: dict[str, Any]) -> None:
-        _remember(out, about)  # not only at the end, which a killed run does not reach
-        report(job, record)
-
-    summary = cross_validate(cohort, chosen, training, out, seeds=seeds, fold=fold, report=report_and_remember)
-    _remember(out, about)
+    _tell_other_threads(out, len(chosen), tell)
+    about = {"outcome": {**outcome, "unit": unit}}  # so that other cohorts can be read in the same way
+    summary = cross_validate(
+        cohort,
+        chosen,
+        training,
+        out,
+        seeds=seeds,
+        fold=fold,
+        about=about,
+        loggers=loggers or (),
+        report=report,
+        on_step=on_step,
+    )
     return Run(out, summary)
-
-
-def data_of(run: Path) -> dict[str, dict[str, Any]]:
-    """What ``data.json`` says; nothing for runs that were not made by :func:`fit`."""
-    found = read_json(run / DATA_FILE) if (run / DATA_FILE).exists() else {}
-    return {name: found.get(name) or {} for name in ("outcome", "reading", "patients")}
 
 
 def _with_settings(training: TrainingSettings, settings: dict[str, Any]) -> TrainingSettings:
@@ -187,15 +190,24 @@ def _fitted(splits: str | Path | Splits, cohort: Cohort, tell: Tell) -> Splits:
     return fitted.splits
 
 
-def _remember(out: Path, about: dict[str, Any]) -> None:
-    if not (out / DATA_FILE).exists():
-        write_json(out / DATA_FILE, about)
-
-
 def _refuse_other_reading(out: Path, reading: dict[str, Any]) -> None:
-    """The fingerprint of a cohort is about its files, not about how they are read."""
+    """Before every slide is read in a way that the run would refuse."""
+    if not (out / RUN_FILE).exists():
+        return
     before = data_of(out)["reading"]
     for name, value in reading.items():
-        if before and before.get(name) != value:
+        if before.get(name) != value:
             cause = f"is a run with {name} = {before.get(name)!r}, not {value!r}"
             raise DataError(out, cause, "choose a new folder, or read the features as before")
+
+
+def _tell_other_threads(out: Path, folds: int, tell: Tell) -> None:
+    """Other threads add numbers in another order, and round them in another way."""
+    if not (out / RUN_FILE).exists() or len(finished_folds(out, folds)) == folds:
+        return
+    before, now = read_run(out)["threads"], torch.get_num_threads()
+    if before != now:
+        tell(
+            f"The run was begun with {before} threads and goes on with {now}: results may differ in their last bits "
+            f"from those of an unbroken run (OMP_NUM_THREADS={before} avoids that)"
+        )

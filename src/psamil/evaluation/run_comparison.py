@@ -1,7 +1,7 @@
 """Finished runs on the same splits, side by side: their metrics, and whether they differ.
 
 Each run is compared with a reference on the metric that chose its epochs, by all tests that apply. P-values of one test
-are adjusted for the number of runs by Holm's method.
+are adjusted for the number of runs by Holm's method. Only folds count of which every seed is finished.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from psamil.evaluation.comparison import (
     paired_bootstrap,
     paired_t_test,
 )
+from psamil.evaluation.fold_localisation import LOCALISATION_METRICS
 from psamil.evaluation.resampling import (
     Statistic,
     auc_statistic,
@@ -33,7 +34,16 @@ from psamil.evaluation.resampling import (
     mean_over_folds,
     statistic_of_rows,
 )
-from psamil.evaluation.scores import by_patient, read_predictions
+from psamil.evaluation.run_folder import (
+    PREDICTIONS_FILE,
+    SPLITS_FILE,
+    SUMMARY_FILE,
+    finished_folds,
+    is_finished,
+    jobs_by_fold,
+    read_run,
+)
+from psamil.evaluation.scores import by_patient, mean_over_seeds, read_predictions
 from psamil.files import read_json
 from psamil.training import metrics
 from psamil.training.class_tasks import ClassificationTask, MultiLabelTask
@@ -45,7 +55,6 @@ from psamil.training.tasks import Task
 
 REFERENCES = ("first", "best")
 LOWER_IS_BETTER = ("brier", "ece", "mae")
-PREDICTED = ("logit_", "prob_", "survival_")
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,21 +72,16 @@ class FinishedRun:
     @staticmethod
     def load(path: Path | str, name: str = "") -> FinishedRun:
         path = Path(path)
-        if not (path / "run.json").is_file():
-            raise DataError(path, "is no run directory (it has no run.json)", "give one that psamil train has written")
-        jobs = sorted(path.glob("folds/*/seed-*/metrics.json"))
-        if not jobs or not (path / "summary.json").is_file():
-            raise DataError(path, "has no finished fold", "go on with psamil train")
-        model = SavedModel.load(jobs[0].parent / MODEL_FILE)
-        return FinishedRun(
-            path,
-            name or path.name,
-            read_json(path / "run.json"),
-            read_json(path / "summary.json"),
-            Splits.load(path / "splits.json"),
-            model.task,
-            model.about.get("step_um"),
-        )
+        about, splits = read_run(path), Splits.load(path / SPLITS_FILE)
+        finished = finished_folds(path, len(splits))
+        if not finished:
+            raise DataError(path, "has no fold of which every seed is finished", "go on with psamil train")
+        summary = read_json(path / SUMMARY_FILE) if (path / SUMMARY_FILE).is_file() else {}
+        if summary.get("finished") != sorted(finished):
+            cause = f"has finished the folds {sorted(finished)}, and its summary is of {summary.get('finished')}"
+            raise DataError(path, cause, "call psamil train again with its options, which sums it up")
+        model = SavedModel.load(next(iter(finished.values()))[0] / MODEL_FILE)
+        return FinishedRun(path, name or path.name, about, summary, splits, model.task, model.about.get("step_um"))
 
     @property
     def headline(self) -> str:
@@ -87,35 +91,35 @@ class FinishedRun:
     @cached_property
     def patients(self) -> pd.DataFrame:
         """Test predictions by fold and patient (by slide where slides of a patient differ in their truth)."""
-        table = by_patient(read_predictions(self.path / "predictions.csv"))
+        table = by_patient(read_predictions(self.path / PREDICTIONS_FILE))
         keys = [name for name in ("fold", "patient", "sample") if name in table]
         return table.sort_values(keys, kind="stable").reset_index(drop=True)
 
     def jobs(self) -> list[tuple[int, Path]]:
-        """Fold and folder of every finished training."""
-        return [(k, job.parent) for k in self.summary["finished"] for job in self._finished(k)]
+        """Fold and folder of every training that counts."""
+        return [(k, job) for k, jobs in self._finished.items() for job in jobs]
+
+    def unfinished(self) -> dict[int, int]:
+        """How many seeds are finished of the folds that do not count, where there are any."""
+        jobs = jobs_by_fold(self.path, len(self.splits))
+        some = {k: sum(map(is_finished, of_fold)) for k, of_fold in jobs.items() if k not in self._finished}
+        return {k: count for k, count in some.items() if count}
 
     def validation(self, fold: int) -> pd.DataFrame:
         """Validation predictions of a fold by patient, mean over its seeds; empty without a validation part."""
-        tables = [read_predictions(job.parent / "predictions.csv") for job in self._finished(fold)]
-        tables = [table[table["part"] == "val"].reset_index(drop=True) for table in tables]
-        mean = tables[0].copy()
-        numbers = _predicted(mean)
-        mean[numbers] = np.mean([table[numbers].to_numpy() for table in tables], axis=0)
+        mean = mean_over_seeds(self._finished[fold])
+        mean = mean[mean["part"] == "val"].reset_index(drop=True)
         return by_patient(mean) if len(mean) else mean
 
-    def _finished(self, fold: int) -> list[Path]:
-        return sorted((self.path / "folds" / str(fold)).glob("seed-*/metrics.json"))
+    @cached_property
+    def _finished(self) -> dict[int, list[Path]]:
+        return finished_folds(self.path, len(self.splits))
 
 
 def read_history(job: Path) -> list[dict[str, Any]]:
     """One record per epoch of a finished training."""
     lines = (job / HISTORY_FILE).read_text(encoding="utf-8").splitlines()
     return [json.loads(line) for line in lines if line.strip()]
-
-
-def _predicted(table: pd.DataFrame) -> list[str]:
-    return [str(name) for name in table if str(name).startswith(PREDICTED) or name in ("risk", "value")]
 
 
 @dataclass(frozen=True)
@@ -139,9 +143,27 @@ class RunComparison:
 
     @property
     def metric_names(self) -> list[str]:
-        """Of all runs, the headline first."""
-        names = dict.fromkeys(name for run in self.runs for name in run.summary["metrics"])
+        """Of the predictions of all runs, the headline first."""
+        names = [name for name in self._all_names if name not in LOCALISATION_METRICS]
         return sorted(names, key=lambda name: name != self.runs[0].headline)
+
+    @property
+    def localisation_names(self) -> list[str]:
+        """Of the metrics of localisation, where runs have any."""
+        return [name for name in LOCALISATION_METRICS if name in self._all_names]
+
+    @property
+    def _all_names(self) -> list[str]:
+        return list(dict.fromkeys(name for run in self.runs for name in run.summary["metrics"]))
+
+    @property
+    def left_out(self) -> list[str]:
+        """A sentence for every fold that does not count because some of its seeds are missing."""
+        return [
+            f"Fold {k} of {run.name} is left out: {count} of its {run.about['seeds']} seeds are finished."
+            for run in self.runs
+            for k, count in run.unfinished().items()
+        ]
 
 
 def compare_runs(
@@ -152,11 +174,9 @@ def compare_runs(
     Args:
         folders: run directories with the same splits and the same finished folds.
         names: of the runs; by default the model, with the settings in which runs of it differ.
-        reference: "first", or "best": highest mean of the headline metric (lowest for an error). Where the best was
-            chosen on these test results, differences from it are somewhat too large.
+        reference: the name of a run; "first"; or "best": highest mean of the headline metric (lowest for an error).
+            Where the best was chosen on these test results, differences from it are somewhat too large.
     """
-    if reference not in REFERENCES:
-        raise one_of("reference", reference, REFERENCES)
     if not folders:
         raise OptionError("name at least one run directory")
     if names is not None and len(names) != len(folders):
@@ -165,11 +185,16 @@ def compare_runs(
     chosen = list(names) if names is not None else names_of(runs)
     if len(set(chosen)) < len(chosen):
         raise OptionError(f"names of runs must differ, got {', '.join(map(repr, chosen))}")
+    if reference not in (*chosen, *REFERENCES):
+        raise one_of("reference", reference, (*chosen, *REFERENCES))
     for run in runs[1:]:
         _refuse_other_data(runs[0], run)
     named = [replace(run, name=name) for run, name in zip(runs, chosen, strict=True)]
-    best = named[0] if reference == "first" else max(named, key=_goodness)
-    return RunComparison(tuple(named), best, tuple(_tests([run for run in named if run is not best], best)))
+    if reference in chosen:
+        against = named[chosen.index(reference)]
+    else:
+        against = named[0] if reference == "first" else max(named, key=_goodness)
+    return RunComparison(tuple(named), against, tuple(_tests([run for run in named if run is not against], against)))
 
 
 def names_of(runs: Sequence[FinishedRun]) -> list[str]:
@@ -231,7 +256,7 @@ def _tests(others: Sequence[FinishedRun], reference: FinishedRun) -> list[Tested
 def _compared(run: FinishedRun, reference: FinishedRun) -> list[Comparison]:
     """Over folds, then over patients."""
     first, second = (_per_fold(one) for one in (run, reference))
-    shares = [len(fold.test) / len(fold.train) for fold in run.splits.folds]
+    shares = [len(fold.test) / len(fold.train) for fold in (run.splits[k] for k in run.summary["finished"])]
     comparisons = [
         paired_t_test(first, second),
         corrected_t_test(first, second, test_to_train=float(np.mean(shares))),

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from psamil.cohort import Classification, Cohort, MultiLabel, Outcome, Regression, Survival
 from psamil.evaluation.calibration import fit_temperature
 from psamil.evaluation.patients import patient_predictions
+from psamil.evaluation.run_folder import PREDICTIONS_FILE
 from psamil.files import unescape_cell
 from psamil.training import metrics
 from psamil.training.class_tasks import ClassificationTask, MultiLabelTask
+from psamil.training.metrics import Floats, Integers
 from psamil.training.regression_task import RegressionTask
 from psamil.training.tasks import Task
-
-Floats = NDArray[np.float64]
 
 
 def truth(outcome: Outcome) -> dict[str, Any]:
@@ -51,6 +51,15 @@ def read_predictions(path: Path) -> pd.DataFrame:
         values = table[column].map(unescape_cell)
         table[column] = values if column in names else values.replace("", "nan").map(float)
     return table
+
+
+def mean_over_seeds(jobs: Sequence[Path]) -> pd.DataFrame:
+    """Predictions of one fold; probabilities, risks and values are averaged over its models."""
+    tables = [read_predictions(job / PREDICTIONS_FILE) for job in jobs]
+    mean = tables[0].copy()
+    numbers = [name for name in mean if name.startswith(("logit_", "prob_", "survival_")) or name in ("risk", "value")]
+    mean[numbers] = np.mean([table[numbers].to_numpy() for table in tables], axis=0)
+    return mean
 
 
 def temperature_of(task: Task, outcome: Outcome, logits: Floats) -> float:
@@ -99,20 +108,26 @@ def score(table: pd.DataFrame, task: Task, threshold: float = 0.5) -> dict[str, 
     return {"c_index": metrics.concordance_index(table["time"], table["event"], table["risk"])}
 
 
-def _score_classes(table: pd.DataFrame, task: ClassificationTask, threshold: float) -> dict[str, float]:
+def chosen_classes(table: pd.DataFrame, task: ClassificationTask, threshold: float) -> tuple[Integers, Integers]:
+    """Indices of the true and of the predicted classes. Of two, the second is taken from the threshold on."""
     number = {name: index for index, name in enumerate(task.classes)}
     labels = table["truth"].map(number).to_numpy(dtype=np.int64)
     p = table[[f"prob_{name}" for name in task.classes]].to_numpy(dtype=np.float64)
+    return labels, (p[:, 1] >= threshold).astype(np.int64) if task.n_out == 1 else p.argmax(1)
+
+
+def _score_classes(table: pd.DataFrame, task: ClassificationTask, threshold: float) -> dict[str, float]:
+    labels, chosen = chosen_classes(table, task, threshold)
+    p = table[[f"prob_{name}" for name in task.classes]].to_numpy(dtype=np.float64)
     if task.n_out == 1:
         positive = p[:, 1]
-        chosen = (positive >= threshold).astype(np.int64)
         ranked = {
             "auc": metrics.roc_auc(labels, positive),
             "average_precision": metrics.average_precision(labels, positive),
             "f1": metrics.f1(labels, chosen),
         }
     else:
-        positive, chosen = p, p.argmax(1)
+        positive = p
         one_hot = metrics.one_hot(labels, len(task.classes))
         ranked = {
             "macro_auc": metrics.macro(metrics.roc_auc, one_hot, p),

@@ -25,6 +25,26 @@ from psamil.models.registry import register_model
 from psamil.models.segments import segment_softmax, segment_sum
 
 
+def tile_features(batch: PackedBags, in_dim: int, dtype: torch.dtype) -> Tensor:
+    """(n, in_dim) features of the batch in the precision of the model; ShapeError where they are of another width."""
+    if not isinstance(batch, PackedBags):
+        raise ShapeError(f"the model takes PackedBags, got {type(batch).__name__}; use PackedBags.of(...)")
+    if batch.features.shape[1] != in_dim:
+        raise ShapeError(f"the model takes features of width {in_dim}, got {batch.features.shape[1]}")
+    return batch.features.to(dtype)
+
+
+def attention_pooling(scores: Tensor, values: Tensor, segment: Tensor, n_segments: int) -> Tensor:
+    """(n_segments, width): z = sum_i softmax_i(a_i) v_i over the members of each segment; 0 where there is none.
+
+    Args:
+        scores: (n,) a.
+        values: (n, width) v.
+        segment: (n,) index of the segment of each row, such as its bag.
+    """
+    return segment_sum(segment_softmax(scores, segment, n_segments)[:, None] * values, segment, n_segments)
+
+
 class TileEmbedding(nn.Module):
     """h_i = ReLU(W x_i + b) with dropout, (n, width); for ``hidden=0`` the features, with dropout."""
 
@@ -35,11 +55,7 @@ class TileEmbedding(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, batch: PackedBags, dtype: torch.dtype) -> Tensor:
-        if not isinstance(batch, PackedBags):
-            raise ShapeError(f"the model takes PackedBags, got {type(batch).__name__}; use PackedBags.of(...)")
-        if batch.features.shape[1] != self.in_dim:
-            raise ShapeError(f"the model takes features of width {self.in_dim}, got {batch.features.shape[1]}")
-        return self.dropout(self.project(batch.features.to(dtype)))
+        return self.dropout(self.project(tile_features(batch, self.in_dim, dtype)))
 
 
 class PoolingModel(nn.Module):
@@ -117,12 +133,14 @@ class ABMIL(PoolingModel):
         plain = nn.Sequential(nn.Linear(width, attention_dim), nn.Tanh(), nn.Linear(attention_dim, 1))
         self.score = GatedScore(width, attention_dim) if gated else plain
 
-    def forward(self, batch: PackedBags) -> ModelOutput:
+    def pool(self, batch: PackedBags) -> tuple[Tensor, Tensor]:
+        """Scores a of the tiles, (n,), and pooled embeddings z of the bags, (b, width)."""
         h = self.tiles(batch)
         scores = self.score(h).squeeze(-1)
-        bag = batch.bag_of_tile
-        weights = segment_softmax(scores, bag, len(batch))
-        pooled = segment_sum(weights[:, None] * h, bag, len(batch))
+        return scores, attention_pooling(scores, h, batch.bag_of_tile, len(batch)).to(self.head.weight.dtype)
+
+    def forward(self, batch: PackedBags) -> ModelOutput:
+        scores, pooled = self.pool(batch)
         return ModelOutput(logits=self.classify(pooled), tile_scores=scores)
 
 

@@ -193,6 +193,16 @@ def _finite_features(ref: BagRef, features: NDArray[Any], policy: str) -> tuple[
     )
 
 
+def finite_tiles(path: BagRef | Path | str) -> NDArray[np.bool_]:
+    """(n,) of all tiles of the file, which have finite features alone: those that ``non_finite="drop"`` keeps."""
+    ref = locate_bag(path, None, None)
+    features = READERS[ref.format].read(ref.path, ref.member).features
+    finite = np.ones(len(features), bool)
+    for rows, bad_rows in _non_finite_rows(features):
+        finite[rows] = ~bad_rows
+    return finite
+
+
 def _non_finite_rows(features: NDArray[Any]) -> Iterator[tuple[slice, NDArray[np.bool_]]]:
     """Which rows have NaN or infinite features, in blocks of rows: all at once would take half the features' memory."""
     rows = max(1, BLOCK_BYTES // max(1, features.shape[1] * features.itemsize))

@@ -11,10 +11,12 @@ from typing import Any
 from psamil.errors import MissingExtraError
 from psamil.evaluation.run_comparison import LOWER_IS_BETTER, FinishedRun, RunComparison
 from psamil.files import atomic_write
-from psamil.report.run_figures import Figure, figures_of
-from psamil.report.tables import html_results, html_table, html_tests, metric_title
+from psamil.report.drawing import Figure
+from psamil.report.run_figures import figures_of
+from psamil.report.tables import html_results, html_table, html_tests, marks_of_tests, metric_title
 from psamil.training.class_tasks import ClassificationTask
 
+MARKED = "paired bootstrap over patients, adjusted by Holm’s method"
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 CSS = """
 :root { --ink: #20242b; --soft: #5b616b; --line: #d9dce2; --accent: #0b6e99; }
@@ -95,9 +97,10 @@ def _page(
     for note in notes:
         yield f'<p class="lead">{html.escape(note)}</p>'
     yield "<h2>Results</h2>"
-    yield html_results(comparison)
+    yield html_results(comparison, comparison.metric_names)
     yield f'<p class="note">{html.escape(_how_to_read(comparison))}</p>'
     yield from _tests(comparison)
+    yield from _localisation(comparison)
     if missing:
         yield f'<p class="note">{html.escape(missing)}</p>'
     if figures:
@@ -122,9 +125,14 @@ def _how_to_read(comparison: RunComparison) -> str:
         "patients."
     ]
     if len(comparison.runs) > 1:
-        told.append("Bold: the best mean.")
+        told.append("Bold: the best mean; underlined: the second best.")
+    if any(marks_of_tests(comparison).values()):
+        told.append(
+            f"Stars: differs from {comparison.reference.name}, * p < 0.05, ** p < 0.01, *** p < 0.001 ({MARKED})."
+        )
     if any(name in LOWER_IS_BETTER for name in comparison.metric_names):
         told.append("↓ less is better.")
+    told += comparison.left_out
     if all(fold.val for fold in first.splits.folds):
         chosen = ", thresholds and temperatures" if isinstance(first.task, ClassificationTask) else ""
         told.append(f"Epochs{chosen} were chosen on validation parts, epochs by {metric_title(first.headline)}.")
@@ -144,6 +152,20 @@ def _tests(comparison: RunComparison) -> Iterator[str]:
         '<p class="note">Run minus reference; two-sided. Folds share training data, which the paired t-test ignores '
         "and the corrected one accounts for. Tests over patients take the trained models as given. Holm’s method "
         "adjusts each test for the number of runs.</p>"
+    )
+
+
+def _localisation(comparison: RunComparison) -> Iterator[str]:
+    if not comparison.localisation_names:
+        return
+    yield "<h2>Localisation</h2>"
+    yield html_results(comparison, comparison.localisation_names)
+    yield (
+        '<p class="note">Tile scores against labels of tiles, which no training has seen. Patch AUC: tiles of all '
+        "test slides pooled, or the mean over slides with labelled tiles. Patch F1: at the threshold of the highest F1 "
+        "on the validation part. Tile FROC: mean sensitivity of labelled tiles at 1/4, 1/2, 1, 2, 4 and 8 "
+        "false-positive tiles per slide; area under it up to 8. Lesion FROC: the same for groups of touching labelled "
+        "tiles, found by local maxima of the score.</p>"
     )
 
 

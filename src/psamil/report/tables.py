@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
+from psamil.evaluation.comparison import BOOTSTRAP
 from psamil.evaluation.experiment import write_table
 from psamil.evaluation.run_comparison import LOWER_IS_BETTER, RunComparison, comparison_row
 from psamil.files import atomic_write
@@ -32,6 +33,12 @@ METRIC_TITLES = {
     "c_index": "c-index",
     "mae": "mean absolute error",
     "r2": "R²",
+    "patch_auc": "patch AUC",
+    "patch_auc_per_slide": "patch AUC per slide",
+    "patch_f1": "patch F1",
+    "froc_tile@6": "tile FROC",
+    "aufroc_tile@8": "area under tile FROC",
+    "froc_lesion": "lesion FROC",
 }
 LATEX_SIGNS = {
     "\\": r"\textbackslash{}",
@@ -46,6 +53,9 @@ LATEX_SIGNS = {
     "↓": r"$\downarrow$",
     **{sign: rf"\{sign}" for sign in "&%$#_{}"},
 }
+LATEX_RANKS = {0: r"\textbf{%s}", 1: r"\underline{%s}", None: "%s"}
+HTML_RANKS = {0: "<strong>%s</strong>", 1: "<u>%s</u>", None: "%s"}
+SIGNIFICANT = (0.05, 0.01, 0.001)
 
 
 def metric_title(name: str) -> str:
@@ -58,7 +68,7 @@ def frame_of_results(comparison: RunComparison) -> pd.DataFrame:
     rows = []
     for run in comparison.runs:
         row: dict[str, Any] = {"run": run.name, "folder": str(run.path), "folds": len(run.summary["finished"])}
-        for name in comparison.metric_names:
+        for name in (*comparison.metric_names, *comparison.localisation_names):
             numbers = run.summary["metrics"].get(name, {})
             row |= {f"{name}_{key}": numbers[key] for key in ("mean", "sd", "low", "high") if key in numbers}
         rows.append(row)
@@ -70,12 +80,28 @@ def frame_of_tests(comparison: RunComparison) -> pd.DataFrame:
     return pd.DataFrame([comparison_row(tested) for tested in comparison.tests])
 
 
-def cells_of_results(comparison: RunComparison) -> tuple[list[str], list[list[str]]]:
-    """Head and rows of the table as people read it. A second line in a cell is the interval over patients."""
-    names = comparison.metric_names
+def cells_of_results(comparison: RunComparison, names: Sequence[str]) -> tuple[list[str], list[list[str]]]:
+    """Head and rows of the table of these metrics as people read it.
+
+    A second line in a cell is the interval over patients. Marks at the headline metric are those of the tests.
+    """
+    marks = marks_of_tests(comparison)
     head = ["run", *(metric_title(name) for name in names)]
-    rows = [[run.name, *(_cell(run.summary["metrics"].get(name)) for name in names)] for run in comparison.runs]
+    rows = []
+    for run in comparison.runs:
+        metrics = run.summary["metrics"]
+        cells = [_cell(metrics.get(name), marks.get(run.name, "") if name == run.headline else "") for name in names]
+        rows.append([run.name, *cells])
     return head, rows
+
+
+def marks_of_tests(comparison: RunComparison) -> dict[str, str]:
+    """For each run a star where it differs from the reference by Holm-adjusted p-values, two below 0.01, three 0.001.
+
+    The test is that over patients which takes folds as they are, the paired bootstrap.
+    """
+    tests = {tested.run: tested.p_holm for tested in comparison.tests if tested.comparison.test == BOOTSTRAP}
+    return {run: "*" * sum(p < limit for limit in SIGNIFICANT) for run, p in tests.items()}
 
 
 def cells_of_tests(comparison: RunComparison) -> tuple[list[str], list[list[str]]]:
@@ -90,12 +116,13 @@ def cells_of_tests(comparison: RunComparison) -> tuple[list[str], list[list[str]
     return head, rows
 
 
-def _cell(numbers: dict[str, Any] | None) -> str:
+def _cell(numbers: dict[str, Any] | None, marks: str) -> str:
     if not numbers or numbers.get("mean") is None:
         return "-"
     text = f"{numbers['mean']:.3f}"
     if numbers.get("sd") is not None:
         text += f" ± {numbers['sd']:.3f}"
+    text += marks
     if numbers.get("low") is not None and numbers.get("high") is not None:
         text += f"\n({numbers['low']:.3f} to {numbers['high']:.3f})"
     return text
@@ -112,38 +139,50 @@ def p_text(value: float) -> str:
     return "<0.001" if value < 0.001 else f"{value:.3f}"
 
 
-def best_rows(comparison: RunComparison) -> dict[str, int]:
-    """For each metric the row with the best mean, where more than one run has it."""
-    best = {}
-    for name in comparison.metric_names:
+def ranks(comparison: RunComparison, names: Sequence[str]) -> dict[tuple[int, str], int]:
+    """0 for the best mean of a metric and 1 for the second best, by row and metric, where several runs have it.
+
+    Runs that read the same in the table share a rank.
+    """
+    found: dict[tuple[int, str], int] = {}
+    for name in names:
         means = [(run.summary["metrics"].get(name) or {}).get("mean") for run in comparison.runs]
-        known = {i: -mean if name in LOWER_IS_BETTER else mean for i, mean in enumerate(means) if mean is not None}
-        if len(known) > 1:
-            best[name] = max(known, key=lambda i: known[i])
-    return best
+        shown = {
+            i: round(-mean if name in LOWER_IS_BETTER else mean, 3) for i, mean in enumerate(means) if mean is not None
+        }
+        if len(shown) > 1:
+            best, *others = sorted(set(shown.values()), reverse=True)
+            found |= {(i, name): 0 for i, value in shown.items() if value == best}
+            if list(shown.values()).count(best) == 1:
+                found |= {(i, name): 1 for i, value in shown.items() if value == others[0]}
+    return found
 
 
 def latex_table(comparison: RunComparison) -> str:
-    """For ``\\usepackage{booktabs}``: metrics as columns, the best mean in bold, then the tests."""
-    head, rows = cells_of_results(comparison)
-    best = best_rows(comparison)
-    lines = [_latex_row(head), r"\midrule"]
-    for i, (name, *cells) in enumerate(rows):
-        values, intervals = zip(*((cell + "\n").split("\n")[:2] for cell in cells), strict=True)
-        shown = [escape_latex(value) for value in values]
-        marked = [
-            rf"\textbf{{{text}}}" if best.get(metric) == i else text
-            for metric, text in zip(comparison.metric_names, shown, strict=True)
-        ]
-        lines.append(" & ".join([escape_latex(name), *marked]) + r" \\")
-        if any(intervals):
-            small = [rf"{{\footnotesize {escape_latex(text)}}}" if text else "" for text in intervals]
-            lines.append(" & ".join(["", *small]) + r" \\")
-    tables = [_latex_tabular("l" + "c" * (len(head) - 1), lines)]
+    """For ``\\usepackage{booktabs}``: a row per run, the best mean in bold, the second underlined; then the tests."""
+    tables = [_latex_results(comparison, comparison.metric_names)]
+    if comparison.localisation_names:
+        tables.append(_latex_results(comparison, comparison.localisation_names))
     if comparison.tests:
         head, rows = cells_of_tests(comparison)
         tables.append(_latex_tabular("llcccc", [_latex_row(head), r"\midrule", *map(_latex_row, rows)]))
     return "% needs \\usepackage{booktabs}\n" + "\n".join(tables)
+
+
+def _latex_results(comparison: RunComparison, names: Sequence[str]) -> str:
+    head, rows = cells_of_results(comparison, names)
+    rank = ranks(comparison, names)
+    lines = [_latex_row(head), r"\midrule"]
+    for i, (run, *cells) in enumerate(rows):
+        values, intervals = zip(*((cell + "\n").split("\n")[:2] for cell in cells), strict=True)
+        shown = [
+            LATEX_RANKS[rank.get((i, name))] % escape_latex(text) for name, text in zip(names, values, strict=True)
+        ]
+        lines.append(" & ".join([escape_latex(run), *shown]) + r" \\")
+        if any(intervals):
+            small = [rf"{{\footnotesize {escape_latex(text)}}}" if text else "" for text in intervals]
+            lines.append(" & ".join(["", *small]) + r" \\")
+    return _latex_tabular("l" + "c" * (len(head) - 1), lines)
 
 
 def _latex_tabular(columns: str, lines: Sequence[str]) -> str:
@@ -161,33 +200,35 @@ def escape_latex(text: str) -> str:
 
 
 def html_table(
-    head: Sequence[str], rows: Sequence[Sequence[str]], *, strong: set[tuple[int, int]] | None = None
+    head: Sequence[str], rows: Sequence[Sequence[str]], *, rank: Mapping[tuple[int, int], int] | None = None
 ) -> str:
-    """A table element; the cells (row, column) in ``strong`` are emphasised."""
-    return "\n".join(_html_lines(head, rows, strong or set()))
+    """A table element; ``rank`` says which cells (row, column) are the best (0) and the second best (1)."""
+    return "\n".join(_html_lines(head, rows, rank or {}))
 
 
-def _html_lines(head: Sequence[str], rows: Sequence[Sequence[str]], strong: set[tuple[int, int]]) -> Iterator[str]:
+def _html_lines(
+    head: Sequence[str], rows: Sequence[Sequence[str]], rank: Mapping[tuple[int, int], int]
+) -> Iterator[str]:
     yield '<div class="table"><table>'
     yield "<thead><tr>" + "".join(f'<th scope="col">{html.escape(cell)}</th>' for cell in head) + "</tr></thead>"
     yield "<tbody>"
     for i, (name, *cells) in enumerate(rows):
-        shown = [_html_cell(cell, (i, j) in strong) for j, cell in enumerate(cells, start=1)]
+        shown = [_html_cell(cell, rank.get((i, j))) for j, cell in enumerate(cells, start=1)]
         yield f'<tr><th scope="row">{html.escape(name)}</th>' + "".join(shown) + "</tr>"
     yield "</tbody></table></div>"
 
 
-def _html_cell(cell: str, strong: bool) -> str:
+def _html_cell(cell: str, rank: int | None) -> str:
     first, _, second = cell.partition("\n")
-    text = f"<strong>{html.escape(first)}</strong>" if strong else html.escape(first)
+    text = HTML_RANKS[rank] % html.escape(first)
     return f"<td>{text}" + (f"<br><small>{html.escape(second)}</small>" if second else "") + "</td>"
 
 
-def html_results(comparison: RunComparison) -> str:
-    """The table of results, the best mean of each metric emphasised."""
-    best = best_rows(comparison)
-    strong = {(best[name], j) for j, name in enumerate(comparison.metric_names, start=1) if name in best}
-    return html_table(*cells_of_results(comparison), strong=strong)
+def html_results(comparison: RunComparison, names: Sequence[str]) -> str:
+    """The table of these metrics, the best mean of each in bold and the second underlined."""
+    column = {name: j for j, name in enumerate(names, start=1)}
+    rank = {(i, column[name]): place for (i, name), place in ranks(comparison, names).items()}
+    return html_table(*cells_of_results(comparison, names), rank=rank)
 
 
 def html_tests(comparison: RunComparison) -> str:

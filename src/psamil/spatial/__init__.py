@@ -4,6 +4,7 @@ from psamil.spatial.attention import posterior_attention
 from psamil.spatial.decays import DECAYS, Cauchy, Decay, Exponential, Gaussian, check_decay, get_decay
 from psamil.spatial.diversity import diversity_entropy
 from psamil.spatial.layout import Layout
+from psamil.spatial.neighbours import neighbour_pairs
 from psamil.spatial.prior import DistancePrior, parameter_groups
 from psamil.spatial.reference import posterior_attention_reference
 from psamil.spatial.rows import PosteriorRow, posterior_rows
@@ -20,6 +21,7 @@ __all__ = [
     "check_decay",
     "diversity_entropy",
     "get_decay",
+    "neighbour_pairs",
     "parameter_groups",
     "posterior_attention",
     "posterior_attention_reference",

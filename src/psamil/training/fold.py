@@ -13,22 +13,26 @@ import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from psamil.bag import PackedBags
 from psamil.cohort import Cohort, Split
 from psamil.errors import DataError, OptionError
 from psamil.files import atomic_write
 from psamil.models import create_model
 from psamil.spatial import parameter_groups
 from psamil.training.batches import epoch_order
+from psamil.training.devices import new_fabric
+from psamil.training.objective import Objective, Pass
 from psamil.training.prediction import loader_for, predict_logits
+from psamil.training.ranks import Ranks, run_on_ranks
 from psamil.training.saved_model import SavedModel
 from psamil.training.settings import TrainingSettings, lr_factor
 from psamil.training.state import (
@@ -40,9 +44,6 @@ from psamil.training.state import (
     write_tensors,
 )
 from psamil.training.tasks import Task
-
-if TYPE_CHECKING:
-    from lightning_fabric import Fabric
 
 STATE_FILE, HISTORY_FILE, MODEL_FILE = "state.safetensors", "history.jsonl", "model.safetensors"
 STATE_FORMAT = "psamil state 1"
@@ -56,8 +57,9 @@ class Progress:
     """Where training stands; what is not tensors."""
 
     epoch: int = 0  # finished
-    best_epoch: int = -1
-    best_score: float | None = None
+    best_epoch: int = -1  # the one that is kept
+    best: list[float] | None = None  # its validation score and minus its validation loss, compared in this order
+    improved_epoch: int = -1  # the first one of the best score, from which patience counts
     step_um: float | None = None
     history: list[dict[str, Any]] = field(default_factory=list)
 
@@ -68,8 +70,11 @@ def train_fold(
     settings: TrainingSettings,
     folder: Path,
     report: Callable[[dict[str, Any]], None] = lambda record: None,
+    on_step: Callable[[dict[str, Any]], None] = lambda step: None,
 ) -> SavedModel:
     """Trains on the training part, or goes on where an earlier call in the same folder was stopped.
+
+    With several ``devices``, this process only waits and reports: each device is worked by a process of its own.
 
     Args:
         cohort: of all samples; only those of the training and the validation part are read.
@@ -77,17 +82,36 @@ def train_fold(
         settings: of the model and its training.
         folder: where ``state.safetensors``, ``history.jsonl`` and ``model.safetensors`` are kept.
         report: called after every epoch with its line of the history.
+        on_step: called after every step of the optimiser with "epoch" and "step", both from 0, the number of "steps"
+            of an epoch, and the "loss".
     """
     finished = folder / MODEL_FILE
     if not finished.exists():
-        training = _Training(cohort, split, settings, folder)
-        training.run(report)
-        training.saved_model().save(finished)
+        work, calls = partial(_train, cohort, split, settings, folder), {"epoch": report, "step": on_step}
+        if settings.devices == 1:
+            work(Ranks(), lambda kind, record: calls[kind](record))
+        else:
+            run_on_ranks(settings.devices, work, calls)
     model = SavedModel.load(finished)  # always from the file: whoever goes on later gets the same numbers
     if model.about.get("settings") != settings.to_json():
         raise DataError(finished, "was trained with other settings", "choose another folder")
     (folder / STATE_FILE).unlink(missing_ok=True)
     return model
+
+
+def _train(
+    cohort: Cohort,
+    split: Split,
+    settings: TrainingSettings,
+    folder: Path,
+    ranks: Ranks,
+    tell: Callable[[str, dict[str, Any]], None],
+) -> None:
+    """What each of the ranks does: all train, the first one writes and tells."""
+    training = _Training(cohort, split, settings, folder, ranks, tell)
+    training.run()
+    if ranks.is_first:
+        training.saved_model().save(folder / MODEL_FILE)
 
 
 def new_model(settings: TrainingSettings, in_dim: int, n_out: int) -> nn.Module:
@@ -97,17 +121,6 @@ def new_model(settings: TrainingSettings, in_dim: int, n_out: int) -> nn.Module:
         return create_model(settings.model, in_dim, n_out, **settings.model_options)
     except TypeError as error:
         raise OptionError(f"model {settings.model!r} cannot be made with {settings.model_options}: {error}") from error
-
-
-def new_fabric(settings: TrainingSettings) -> Fabric:
-    """The device and its precision. OptionError where this computer does not have them."""
-    from lightning_fabric import Fabric
-
-    try:
-        return Fabric(accelerator=settings.accelerator, devices=1, precision=settings.precision)  # type: ignore[arg-type]
-    except (ValueError, RuntimeError) as error:
-        asked = f"accelerator {settings.accelerator!r} with precision {settings.precision!r}"
-        raise OptionError(f"{asked} cannot be used here: {error}") from error
 
 
 def width_of_features(cohort: Cohort) -> int:
@@ -122,9 +135,17 @@ def width_of_features(cohort: Cohort) -> int:
 class _Training:
     """The objects of one training run."""
 
-    def __init__(self, cohort: Cohort, split: Split, settings: TrainingSettings, folder: Path) -> None:
-        self.settings, self.folder = settings, folder
-        self.fabric = new_fabric(settings)
+    def __init__(
+        self,
+        cohort: Cohort,
+        split: Split,
+        settings: TrainingSettings,
+        folder: Path,
+        ranks: Ranks,
+        tell: Callable[[str, dict[str, Any]], None],
+    ) -> None:
+        self.settings, self.folder, self.ranks, self.tell = settings, folder, ranks, tell
+        self.fabric = new_fabric(settings, ranks.rank)
         self.train, self.val = cohort.select(split.train), cohort.select(split.val)
         self.task = Task.fit(self.train.outcome, **asdict(settings.task))
         self.targets = self.task.targets(self.train.outcome)
@@ -133,25 +154,27 @@ class _Training:
         groups = parameter_groups(self.model, settings.lr, settings.weight_decay, settings.prior_lr_scale)
         kind = torch.optim.Adam if settings.optimizer == "adam" else torch.optim.AdamW
         self.base_lrs = [float(group["lr"]) for group in groups]  # type: ignore[arg-type]
-        self.objective, self.optimizer = self.fabric.setup(_Objective(self.model, self.task), kind(groups))
+        self.objective, self.optimizer = self.fabric.setup(Objective(self.model, self.task), kind(groups))
         self.loader = loader_for(self.model, cohort, in_dim, self.fabric.device)
         self.progress = Progress()
         self.best = _copy(self.model)
         self.steps_per_epoch = math.ceil(len(self.train) / settings.batch_samples)
         self._restore()
 
-    def run(self, report: Callable[[dict[str, Any]], None]) -> None:
+    def run(self) -> None:
         patience = self.settings.patience
         while self.progress.epoch < self.settings.epochs:
             epoch = self.progress.epoch
-            if patience is not None and len(self.val) and epoch - self.progress.best_epoch > patience:
+            if patience is not None and len(self.val) and epoch - self.progress.improved_epoch > patience:
                 break
             self._start_epoch(epoch)
-            record = {"epoch": epoch, "loss": self._train_epoch(epoch), **self._validate(), **_radii(self.model)}
+            record = {"epoch": epoch, "loss": self._train_epoch(epoch), "lr": self.optimizer.param_groups[0]["lr"]}
+            record |= {**self._validate(), **_radii(self.model)}
             self.progress.history.append(record)
             self.progress.epoch += 1
-            self._write()
-            report(record)
+            if self.ranks.is_first:
+                self._write()
+                self.tell("epoch", record)
 
     def saved_model(self) -> SavedModel:
         self.model.load_state_dict(self.best)
@@ -184,9 +207,10 @@ class _Training:
         weights = self.task.sampling_weights(self.train.outcome)
         order = epoch_order(len(samples), seed=settings.seed, epoch=epoch, weights=weights)
         per_pass = settings.samples_per_pass or settings.batch_samples
-        steps = [list(_chunks(batch, per_pass)) for batch in _chunks(order, settings.batch_samples)]
+        steps = list(_chunks(order, settings.batch_samples))
+        parts = [list(_chunks(self.ranks.share(batch), per_pass)) for batch in steps]  # none, if there are more ranks
         batches = self.loader.batches(
-            ([samples[i] for i in part] for parts in steps for part in parts),
+            ([samples[i] for i in part] for of_step in parts for part in of_step),
             max_tiles=settings.max_tiles,
             seed=settings.seed,
             epoch=epoch,
@@ -194,19 +218,27 @@ class _Training:
         self.model.train()
         total = 0.0
         with contextlib.closing(batches):
-            for step, parts in enumerate(steps):
-                _seed_everything(settings.seed, epoch, step)
+            for step, batch in enumerate(steps):
+                _seed_everything(settings.seed, epoch, step, self.ranks.rank)
                 self._set_lr(epoch * self.steps_per_epoch + step)
                 self.optimizer.zero_grad()
-                batch_size = sum(map(len, parts))
-                for part in parts:
-                    loss = self.objective(_Pass(next(batches), self.targets[part].to(self.fabric.device)))
-                    self.fabric.backward(loss * (len(part) / batch_size))
-                    total += float(loss.detach()) * len(part)
+                loss_sum = 0.0
+                for part in parts[step]:
+                    loss = self.objective(Pass(next(batches), self.targets[part].to(self.fabric.device)))
+                    self.fabric.backward(loss * (len(part) / len(batch)))
+                    loss_sum += float(loss.detach()) * len(part)
+                loss_sum = sum(self.ranks.gather(loss_sum))
+                total += loss_sum
                 _refuse_divergence("loss", total, epoch)
+                self.ranks.sum_gradients(self.model)
                 self._update(epoch)
+                if self.ranks.is_first:
+                    done = {"epoch": epoch, "step": step, "steps": len(steps), "loss": loss_sum / len(batch)}
+                    self.tell("step", done)
+        self.ranks.take_buffers_of_first(self.model)
         if epoch == 0:
-            known = [length for length in self.loader.steps_um.values() if length is not None]
+            steps_um = {name: length for of in self.ranks.gather(self.loader.steps_um) for name, length in of.items()}
+            known = [length for length in steps_um.values() if length is not None]
             self.progress.step_um = median(known) if known else None
         _refuse_divergence("sum of all weights", float(sum(w.detach().sum() for w in self.model.parameters())), epoch)
         return total / len(order)
@@ -220,17 +252,34 @@ class _Training:
         self.optimizer.step()
 
     def _validate(self) -> dict[str, Any]:
-        """Keeps the weights if they are the best so far, or if there is nothing to choose by."""
+        """Keeps the weights if they are the best so far, or if there is nothing to choose by.
+
+        Of equal scores, which are common where the validation part is small, the lower loss is better: its
+        probabilities are. Patience counts from the first of them.
+        """
         if not len(self.val):
             self.best = _copy(self.model)
             return {}
-        logits = predict_logits(self.model, self.loader, self.val.samples, fabric=self.fabric)
+        progress = self.progress
+        logits = self._validation_logits()
         name, score = self.task.validation_score(self.val.outcome, logits)
-        _refuse_divergence("validation score", score, self.progress.epoch)
-        if self.progress.best_score is None or score > self.progress.best_score:
-            self.progress.best_score, self.progress.best_epoch = score, self.progress.epoch
+        _refuse_divergence("validation score", score, progress.epoch)
+        loss = self.task.validation_loss(self.val.outcome, logits)
+        _refuse_divergence("validation loss", loss, progress.epoch)
+        if progress.best is None or score > progress.best[0]:
+            progress.improved_epoch = progress.epoch
+        if progress.best is None or [score, -loss] > progress.best:
+            progress.best, progress.best_epoch = [score, -loss], progress.epoch
             self.best = _copy(self.model)
-        return {f"validation {name}": score}
+        return {f"validation {name}": score, "validation loss": loss}
+
+    def _validation_logits(self) -> NDArray[np.float64]:
+        """Each rank predicts its share; samples go one by one, so that the numbers are those of one process."""
+        mine = predict_logits(self.model, self.loader, self.ranks.share(self.val.samples), fabric=self.fabric)
+        logits = np.empty((len(self.val), self.task.n_out))
+        for rank, share in enumerate(self.ranks.gather(mine)):
+            logits[rank :: self.ranks.size] = share.reshape(-1, self.task.n_out)  # a share may be empty
+        return logits
 
     def _set_lr(self, step: int) -> None:
         factor = lr_factor(step, self.settings.epochs * self.steps_per_epoch, self.settings)
@@ -276,36 +325,9 @@ class _Training:
             raise DataError(path, f"does not fit this training ({cause})", STATE_REMEDY) from error
 
 
-class _Pass:
-    """What goes through the objective at once. Not a dataclass: fabric would try to take it apart."""
-
-    def __init__(self, batch: PackedBags, targets: Tensor) -> None:
-        self.batch, self.targets = batch, targets
-
-
-class _Objective(nn.Module):
-    """Loss of the task and auxiliary losses."""
-
-    def __init__(self, model: nn.Module, task: Task) -> None:
-        super().__init__()
-        self.model, self.task = model, task
-
-    def forward(self, part: _Pass) -> Tensor:
-        if getattr(self.model, "wants_classes", False):
-            output = self.model(part.batch, self.task.class_indices(part.targets))
-        else:
-            output = self.model(part.batch)
-        loss: Tensor = self.task.loss(output.logits, part.targets)
-        for extra in output.extra_predictions.values():
-            loss = loss + extra.weight * self.task.loss(extra.logits, part.targets[extra.bag])
-        for auxiliary in output.auxiliary_losses.values():
-            loss = loss + auxiliary
-        return loss
-
-
-def _seed_everything(seed: int, epoch: int, step: int) -> None:
-    """Models may draw from any of these."""
-    drawn = int(np.random.SeedSequence([seed, epoch, step + 1]).generate_state(1)[0])
+def _seed_everything(seed: int, epoch: int, step: int, rank: int = 0) -> None:
+    """Models may draw from any of these; ranks draw different numbers."""
+    drawn = int(np.random.SeedSequence([seed, epoch, step + 1, rank]).generate_state(1)[0])
     random.seed(drawn)
     np.random.seed(drawn)
     torch.manual_seed(drawn)

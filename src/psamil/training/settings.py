@@ -10,6 +10,7 @@ from psamil.errors import OptionError, one_of
 from psamil.training.tasks import TaskOptions
 
 OPTIMIZERS = ("adam", "adamw")
+PRECISIONS = ("32-true", "64-true", "bf16-mixed", "bf16-true", "16-mixed")
 
 
 @dataclass(frozen=True)
@@ -47,21 +48,27 @@ class TrainingSettings:
     gradient_clip: float | None = 5.0
     """Largest norm of a gradient; null for any."""
     patience: int | None = 5
-    """Epochs without a better validation score after which training ends; null trains all epochs."""
+    """Epochs without a higher validation score after which training ends; null trains all epochs."""
     seed: int = 0
     """Of initial weights, order of samples, drawn tiles and dropout."""
     accelerator: str = "auto"
     """Device as lightning-fabric names it: "auto", "cpu", "gpu", "mps"."""
+    devices: int = 1
+    """Devices that train one model together: GPUs, or processes on a CPU. Each takes a share of every batch."""
     precision: str = "32-true"
-    """As lightning-fabric names it: "32-true", "64-true", "bf16-mixed", "16-mixed"."""
+    """As lightning-fabric names it: "32-true", "64-true", "bf16-mixed", "bf16-true", or on a GPU "16-mixed"."""
 
     def __post_init__(self) -> None:
         if self.optimizer not in OPTIMIZERS:
             raise one_of("optimizer", self.optimizer, OPTIMIZERS)
-        for name in ("epochs", "batch_samples", "samples_per_pass", "max_tiles", "patience"):
+        if self.precision not in PRECISIONS:
+            raise one_of("precision", self.precision, PRECISIONS)
+        for name in ("epochs", "batch_samples", "samples_per_pass", "max_tiles", "patience", "devices"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise OptionError(f"{name} must be at least 1, got {value}")
+        if self.devices > self.batch_samples:
+            raise OptionError(f"batches of {self.batch_samples} samples cannot be shared by {self.devices} devices")
         for name in ("warm_up", "constant"):
             if not 0 <= getattr(self, name) <= 1:
                 raise OptionError(f"{name} is a share of the steps, from 0 to 1, got {getattr(self, name)}")

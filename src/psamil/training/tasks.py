@@ -146,6 +146,10 @@ class Task(ABC):
             return "-loss", -float(self.loss(values, targets))
         return self.score_name, score
 
+    def validation_loss(self, outcome: Outcome, logits: Logits) -> float:
+        """Mean loss, which tells epochs of equal score apart. NaN for no samples."""
+        return float(self.loss(_doubles(logits), self.targets(outcome)))
+
     def sampling_weights(self, outcome: Outcome) -> list[float] | None:
         """Probability with which each training sample is to be drawn; None where all are equal.
 

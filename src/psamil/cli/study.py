@@ -1,0 +1,143 @@
+"""A study file: several models on the same data and splits, as ``psamil compare --study`` takes it.
+
+features: cohort              # options of psamil train
+labels: cohort/labels.csv
+target: label
+folds: 3
+training: {epochs: 10}        # settings of all models
+models:                       # a run for each name; its settings come first
+  psa: {model_options: {heads: 3}}
+  narrow: {model: psa, model_options: {heads: 1}}
+  abmil: {}                   # without "model", the name says it
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from functools import partial
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+import yaml
+from rich.console import Console
+
+from psamil.cli.progress import TrainingProgress
+from psamil.cli.train import train
+from psamil.errors import DataError
+from psamil.evaluation.run import Run, fit
+from psamil.models import list_models
+from psamil.training.settings import TrainingSettings
+
+NOT_COMMON = ("out", "fold")  # of the options of psamil train: a folder for each model, and a word on the command line
+REMEDY = "correct the study file; its options are those of psamil train --help"
+
+
+@dataclass(frozen=True)
+class Study:
+    """What a study file says."""
+
+    options: dict[str, Any]  # of :func:`psamil.fit`
+    models: dict[str, TrainingSettings]
+
+    @staticmethod
+    def read(path: Path) -> Study:
+        """DataError names the key or value that is wrong, and the one that was probably meant."""
+        found = _mapping(path, "the file", _yaml(path))
+        common = [name for name in signature(train).parameters if name not in NOT_COMMON]
+        _refuse_unknown(path, "option", found, [*common, "models"])
+        for name in ("features", "labels", "models"):
+            if name not in found:
+                raise DataError(path, f"has no {name!r}", REMEDY)
+        models = _mapping(path, "'models'", found.pop("models"))
+        training = _mapping(path, "'training'", found.pop("training", {}))
+        _refuse_unknown(path, "setting", training, _settings())
+        if not models:
+            raise DataError(path, "names no model", REMEDY)
+        return Study(
+            _typed_options(path, found), {str(name): _model(path, name, of, training) for name, of in models.items()}
+        )
+
+    def run(self, out: Path, console: Console, fold: int | None = None) -> list[Run]:
+        """Trains every model, or goes on with it, in a folder of its name."""
+        runs = []
+        for name, training in self.models.items():
+            console.print(f"\n{name}", markup=False, style="bold")
+            with TrainingProgress(console, training.epochs) as progress:
+                calls: dict[str, Any] = {"report": progress.report, "on_step": progress.on_step}
+                calls["tell"] = partial(console.print, markup=False)
+                runs.append(fit(**self.options, out=out / name, training=training, fold=fold, **calls))
+        return runs
+
+
+def _yaml(path: Path) -> Any:
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise DataError(path, f"cannot be read: {error.strerror}", "check the path") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise DataError(path, f"is not valid YAML: {' '.join(str(error).split())}", "correct it") from error
+
+
+def _model(path: Path, name: Any, own: Any, training: Mapping[str, Any]) -> TrainingSettings:
+    where = f"model {name!r}"
+    if not re.fullmatch(r"\w[\w .+-]*", str(name)):
+        raise DataError(path, f"{where} cannot be the name of a folder", "use letters, digits and . + - _")
+    settings = {**training, **_mapping(path, where, own)}
+    _refuse_unknown(path, f"setting of {where}", settings, _settings())
+    if "model" not in settings:
+        _refuse_unknown(path, f"model (name it, as in {name}: {{model: psa}})", [str(name)], list_models())
+        settings["model"] = str(name)
+    return _typed_settings(path, where, settings)
+
+
+def _settings() -> list[str]:
+    return [field.name for field in fields(TrainingSettings)]
+
+
+def _mapping(path: Path, what: str, value: Any) -> dict[str, Any]:
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise DataError(path, f"{what} is not a list of names with their values", REMEDY)
+    return dict(value)
+
+
+def _refuse_unknown(path: Path, what: str, names: Iterable[Any], known: Iterable[str]) -> None:
+    allowed = list(known)
+    for name in map(str, names):
+        if name not in allowed:
+            near = difflib.get_close_matches(name, allowed, n=1)
+            remedy = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(allowed))}"
+            raise DataError(path, f"unknown {what} {name!r}", remedy)
+
+
+def _typed_options(path: Path, values: dict[str, Any]) -> dict[str, Any]:
+    from jsonargparse import ArgumentParser
+
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_function_arguments(train, skip={*NOT_COMMON, "training"})
+    return _parsed(path, parser, values)
+
+
+def _typed_settings(path: Path, where: str, values: dict[str, Any]) -> TrainingSettings:
+    from jsonargparse import ArgumentParser
+
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("--training", type=TrainingSettings)
+    settings = _parsed(path, parser, {"training": values}, f"{where}: ")["training"]
+    assert isinstance(settings, TrainingSettings)
+    return settings
+
+
+def _parsed(path: Path, parser: Any, values: dict[str, Any], where: str = "") -> dict[str, Any]:
+    """Values in the types of the options: a path, and 1e-4, which YAML takes for a text, a number."""
+    from argparse import ArgumentError
+
+    try:
+        return dict(vars(parser.instantiate(parser.parse_object(values))))
+    except ArgumentError as error:
+        raise DataError(path, f"{where}{' '.join(str(error).split())}", REMEDY) from error

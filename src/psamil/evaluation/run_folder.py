@@ -1,0 +1,55 @@
+"""What lies where in a run directory, and what is finished of it.
+
+RUN/
+  run.json                     settings, data, fingerprint of the data, hash of the splits, versions
+  splits.json
+  folds/<fold>/seed-<seed>/    history.jsonl, model.safetensors, predictions.csv, metrics.json (written last)
+  predictions.csv              test predictions of all finished folds, mean over seeds
+  summary.json                 metrics: mean and standard deviation over folds, intervals over patients
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from psamil.errors import DataError
+from psamil.files import read_json
+
+RUN_FILE, SPLITS_FILE, SUMMARY_FILE = "run.json", "splits.json", "summary.json"
+METRICS_FILE, PREDICTIONS_FILE = "metrics.json", "predictions.csv"
+
+
+def job_folder(run: Path, fold: int, seed: int) -> Path:
+    """Where the model of a fold and a seed is kept."""
+    return run / "folds" / str(fold) / f"seed-{seed}"
+
+
+def read_run(run: Path) -> dict[str, Any]:
+    """What ``run.json`` says. DataError for a folder that is no run."""
+    if not (run / RUN_FILE).is_file():
+        raise DataError(run, "is no run directory (it has no run.json)", "give one that psamil train has written")
+    about: dict[str, Any] = read_json(run / RUN_FILE)
+    return about
+
+
+def jobs_by_fold(run: Path, folds: int) -> dict[int, list[Path]]:
+    """The folder of each seed of every fold, finished or not."""
+    about = read_run(run)
+    seeds = range(about["settings"]["seed"], about["settings"]["seed"] + about["seeds"])
+    return {k: [job_folder(run, k, seed) for seed in seeds] for k in range(folds)}
+
+
+def is_finished(job: Path) -> bool:
+    return (job / METRICS_FILE).exists()
+
+
+def finished_folds(run: Path, folds: int) -> dict[int, list[Path]]:
+    """Folders of the folds of which every seed is done: an ensemble of fewer does not compare with the others."""
+    return {k: jobs for k, jobs in jobs_by_fold(run, folds).items() if all(map(is_finished, jobs))}
+
+
+def data_of(run: Path) -> dict[str, dict[str, Any]]:
+    """How the outcome and the features of a run were read, and whose its samples are."""
+    about = read_run(run)
+    return {name: about.get(name) or {} for name in ("outcome", "reading", "patients")}

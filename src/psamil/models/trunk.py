@@ -1,0 +1,187 @@
+r"""The trunk of PSA-MIL with an exchangeable spatial part, so that spatial parts can be compared like for like.
+
+    features --adapter--> x [--position encoding--> x] --depth x [ x + Attention(LN x); x + MLP(LN x) ]-->
+             LN --attention pooling--> head --> logits
+
+Pooling is z = sum_i softmax_i(a_i) x_i with a_i linear in x_i, as in the authors' code, or gated; a_i is returned as
+the score of tile i. What differs between models of this trunk is the attention, and whether positions are encoded
+before it: see :mod:`psamil.models.psa` and :mod:`psamil.models.variants`.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+
+from psamil.bag import PackedBags
+from psamil.errors import OptionError, ShapeError, one_of
+from psamil.models.output import ModelOutput
+from psamil.models.segments import segment_softmax, segment_sum
+from psamil.spatial import Layout
+
+PRESETS: dict[str, dict[str, int]] = {
+    "paper-crc": {"heads": 3, "head_dim": 96},
+    "paper-stad": {"heads": 3, "head_dim": 96},
+    "paper-camelyon16": {"heads": 3, "head_dim": 192},
+    "paper-demo": {"heads": 3, "head_dim": 32},
+}
+"""Sizes of the authors' published configurations."""
+
+
+def with_preset(preset: str | None, options: dict[str, Any]) -> dict[str, Any]:
+    """The options of a model, and where they leave sizes open, those of the preset."""
+    if preset is None:
+        return options
+    if preset not in PRESETS:
+        raise one_of("preset", preset, PRESETS)
+    return {**PRESETS[preset], **options}
+
+
+def layout_of(batch: PackedBags) -> Layout:
+    """The layout that comes with a batch, if it is one of its slides; a new one where there is none."""
+    if batch.layout is None:
+        return Layout.of(batch.xy, batch.slides)
+    expected = sorted(set(batch.slides.tolist()))  # empty slides have no geometry
+    if not isinstance(batch.layout, Layout) or batch.layout.offsets != expected:
+        raise ShapeError(
+            f"the layout of the batch must be a psamil.spatial.Layout of its slides, which begin at {expected[:8]}"
+            + (f"; its bags begin at {batch.layout.offsets[:8]}" if isinstance(batch.layout, Layout) else "")
+        )
+    return batch.layout
+
+
+class Adapter(nn.Module):
+    """Projection to the model's width, then residual blocks x + ReLU(L2 ReLU(L1 x)); no biases."""
+
+    def __init__(self, in_dim: int, width: int, layers: int) -> None:
+        super().__init__()
+        self.project = nn.Linear(in_dim, width, bias=False)
+        self.residuals = nn.ModuleList(
+            nn.Sequential(
+                nn.Linear(width, width, bias=False), nn.ReLU(), nn.Linear(width, width, bias=False), nn.ReLU()
+            )
+            for _ in range(layers - 1)
+        )
+
+    def forward(self, features: Tensor) -> Tensor:
+        x = self.project(features).relu()
+        for residual in self.residuals:
+            x = x + residual(x)
+        return x
+
+
+class MultiHeadAttention(nn.Module):
+    """Projections around what a subclass does with queries, keys and values: :meth:`attend`."""
+
+    def __init__(self, width: int, heads: int, *, qkv_bias: bool = True) -> None:
+        super().__init__()
+        self.heads, self.head_dim = heads, width // heads
+        self.qkv = nn.Linear(width, 3 * width, bias=qkv_bias)
+        self.proj = nn.Linear(width, width)
+
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, (n, heads, d) each."""
+        q, k, v = self.qkv(x).unflatten(1, (3, self.heads, self.head_dim)).unbind(1)
+        return q, k, v
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, xy: Tensor, layout: Layout) -> Tensor:
+        """(n, heads, d); never across the slides of the layout."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor, xy: Tensor, layout: Layout) -> Tensor:
+        return self.proj(self.attend(*self.project(x), xy, layout).flatten(1))
+
+
+class Block(nn.Module):
+    """Pre-norm transformer block; ``dropout`` of what the attention adds."""
+
+    def __init__(self, width: int, attention: MultiHeadAttention, mlp_ratio: int, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(width)
+        self.attention = attention
+        self.norm2 = nn.LayerNorm(width)
+        self.mlp = nn.Sequential(nn.Linear(width, mlp_ratio * width), nn.GELU(), nn.Linear(mlp_ratio * width, width))
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor, xy: Tensor, layout: Layout) -> Tensor:
+        x = x + self.dropout(self.attention(self.norm1(x), xy, layout))
+        return x + self.mlp(self.norm2(x))
+
+
+class GatedScore(nn.Module):
+    """a_i = w . (tanh(V x_i) * sigmoid(U x_i))."""
+
+    def __init__(self, width: int, hidden: int = 128) -> None:
+        super().__init__()
+        self.tanh, self.gate, self.score = nn.Linear(width, hidden), nn.Linear(width, hidden), nn.Linear(hidden, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.score(self.tanh(x).tanh() * self.gate(x).sigmoid())
+
+
+class Trunk(nn.Module):
+    """See the module.
+
+    Args:
+        in_dim: width of the tile features.
+        n_out: number of raw outputs.
+        attention: makes the attention of a block from the model's width and the number of heads.
+        position: makes, from the model's width, a module that adds positions to the tiles (x, layout) before the first
+            block.
+        heads, head_dim: attention heads and the width of each; the model's width is their product.
+        depth: transformer blocks.
+        adapter_layers: 1 projects the features, every further layer adds a residual block.
+        mlp_ratio: hidden width of the MLPs in model widths.
+        pooling: "linear" as the authors, or "gated".
+    """
+
+    needs_layout = True
+
+    def __init__(
+        self,
+        in_dim: int,
+        n_out: int,
+        attention: Callable[[int, int], MultiHeadAttention],
+        position: Callable[[int], nn.Module] | None = None,
+        *,
+        heads: int = 3,
+        head_dim: int = 96,
+        depth: int = 1,
+        adapter_layers: int = 2,
+        mlp_ratio: int = 4,
+        pooling: str = "linear",
+    ) -> None:
+        super().__init__()
+        if min(in_dim, n_out, heads, head_dim, depth, adapter_layers, mlp_ratio) < 1:
+            raise OptionError("in_dim, n_out, heads, head_dim, depth, adapter_layers and mlp_ratio must be at least 1")
+        if pooling not in ("linear", "gated"):
+            raise one_of("pooling", pooling, ("linear", "gated"))
+        width = heads * head_dim
+        self.in_dim = in_dim
+        self.adapter = Adapter(in_dim, width, adapter_layers)
+        self.position = None if position is None else position(width)
+        self.exceptions: dict[str, str] = getattr(self.position, "exceptions", {})  # see psamil.models.check
+        self.blocks = nn.ModuleList(Block(width, attention(width, heads), mlp_ratio) for _ in range(depth))
+        self.norm = nn.LayerNorm(width, eps=1e-6)
+        self.score = nn.Linear(width, 1) if pooling == "linear" else GatedScore(width)
+        self.head = nn.Linear(width, n_out)
+
+    def tiles(self, batch: PackedBags) -> tuple[Tensor, Layout]:
+        """(n, width) tiles as they enter the first block, and their layout."""
+        if not isinstance(batch, PackedBags):
+            raise ShapeError(f"the model takes PackedBags, got {type(batch).__name__}; use PackedBags.of(...)")
+        if batch.features.shape[1] != self.in_dim:
+            raise ShapeError(f"the model takes features of width {self.in_dim}, got {batch.features.shape[1]}")
+        layout = layout_of(batch)
+        x = self.adapter(batch.features.to(self.head.weight.dtype))
+        return x if self.position is None else self.position(x, layout), layout
+
+    def forward(self, batch: PackedBags) -> ModelOutput:
+        x, layout = self.tiles(batch)
+        for block in self.blocks:
+            x = block(x, batch.xy, layout)
+        x = self.norm(x)
+        scores = self.score(x).squeeze(-1)
+        bag = batch.bag_of_tile
+        pooled = segment_sum(segment_softmax(scores, bag, len(batch))[:, None] * x, bag, len(batch))  # (b, width)
+        return ModelOutput(logits=self.head(pooled.to(self.head.weight.dtype)), tile_scores=scores)

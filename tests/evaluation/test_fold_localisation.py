@@ -1,0 +1,135 @@
+"""Localisation in a run and on another cohort: of the models' own tile scores, with a threshold from validation."""
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import psamil
+from psamil.bag import PackedBags
+from psamil.cohort import BagCache, Cohort, simulate
+from psamil.errors import DataError
+from psamil.evaluation.external import evaluate_run, open_like
+from psamil.evaluation.fold_localisation import LOCALISATION_METRICS
+from psamil.evaluation.localisation import ScoredSlide, lesion_froc, patch_auc, patch_f1, tile_froc
+from psamil.files import read_json
+from psamil.training.metrics import threshold_of_best_f1
+from psamil.training.saved_model import SavedModel
+
+SETTINGS = {"model": "abmil", "model_options": {"hidden": 8}, "epochs": 1}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("localisation") / "cohort"
+    simulate(folder, slides=24, tiles=60, dim=8, slides_per_patient=2, range_steps=2.0, phenotype_share=0.06)
+    return folder
+
+
+def fit(folder, out, **options):
+    chosen = {"target": "label", "folds": 2, "val": 0.5, "unit": "patient", **SETTINGS, **options}
+    return psamil.fit(folder, folder / "labels.csv", out, cache=folder.parent / "cache", **chosen)
+
+
+@pytest.fixture(scope="module")
+def run(folder):
+    return fit(folder, folder.parent / "run", tile_labels=folder / "tiles", seeds=2)
+
+
+def scored(folder, job, ids):
+    """By hand: one patient after the other, slide by slide."""
+    cohort = Cohort.open(folder, folder / "labels.csv", target="label", unit="patient")
+    model = SavedModel.load(job / "model.safetensors").model
+    slides = {}
+    for sample in cohort.select(ids).samples:
+        bag = cohort.load(sample)
+        with torch.no_grad():
+            scores = model(PackedBags.of(bag)).tile_scores
+        for i, slide in enumerate(bag.slide_ids):
+            tiles = slice(int(bag.slides[i]), int(bag.slides[i + 1]))
+            labels = np.load(folder / "tiles" / f"{slide}.npy")
+            slides[slide] = ScoredSlide(bag.xy[tiles].double().numpy(), scores[tiles].double().numpy(), labels)
+    return slides
+
+
+def test_metrics_are_those_of_the_models_own_scores(folder, run):
+    splits = psamil.cohort.Splits.load(run.folder / "splits.json")
+    per_seed = []
+    for seed in (0, 1):
+        job = run.folder / "folds" / "0" / f"seed-{seed}"
+        val, test = (scored(folder, job, ids) for ids in (splits[0].val, splits[0].test))
+        written = load_file(job / "tile_scores.safetensors")
+        assert written.keys() == test.keys()
+        for slide, known in test.items():
+            assert written[slide].numpy() == pytest.approx(known.scores, abs=1e-5)
+        pooled = [np.concatenate([getattr(s, name) for s in val.values()]) for name in ("positive", "scores")]
+        slides, threshold = list(test.values()), threshold_of_best_f1(*pooled)
+        tiles = tile_froc(slides)
+        expected = [
+            patch_auc(slides),
+            patch_auc(slides, "per slide"),
+            patch_f1(slides, threshold),
+            tiles.score(),
+            tiles.area(),
+            lesion_froc(slides).score(),
+        ]
+        found = read_json(job / "localisation.json")
+        assert found["threshold"] == pytest.approx(threshold, abs=1e-5)
+        assert found["labelled_slides"] == {"val": len(val), "test": len(test)}
+        assert list(found["test"].values()) == pytest.approx(expected, abs=1e-6)
+        per_seed.append(found["test"])
+    for name in LOCALISATION_METRICS:
+        of_fold = run.summary["metrics"][name]["per_fold"][0]
+        assert of_fold == pytest.approx(np.mean([metrics[name] for metrics in per_seed]))
+        assert run.summary["metrics"][name]["sd"] is not None
+
+
+def test_a_finished_run_is_localised_without_training_it_again(folder, tmp_path):
+    fit(folder, tmp_path / "run")
+    weights = {file: file.stat().st_mtime_ns for file in (tmp_path / "run").rglob("m*.*")}
+    again = fit(folder, tmp_path / "run", tile_labels=folder / "tiles")
+    assert again.summary["metrics"]["patch_auc"]["mean"] is not None
+    assert {file: file.stat().st_mtime_ns for file in weights} == weights
+    written = tmp_path / "run" / "folds" / "0" / "seed-0" / "localisation.json"
+    before = written.stat().st_mtime_ns
+    fit(folder, tmp_path / "run", tile_labels=folder / "tiles")
+    assert written.stat().st_mtime_ns == before
+    (tmp_path / "tiles").mkdir()
+    for file in (folder / "tiles").iterdir():
+        np.save(tmp_path / "tiles" / file.name, ~np.load(file))
+    flipped = fit(folder, tmp_path / "run", tile_labels=tmp_path / "tiles")
+    auc, other = (one.summary["metrics"]["patch_auc"]["mean"] for one in (again, flipped))
+    assert other == pytest.approx(1 - auc)
+
+
+def test_labels_that_do_not_fit_stop_before_training(folder, tmp_path):
+    np.save(tmp_path / "slide_00007.npy", np.zeros(3, bool))
+    with pytest.raises(DataError, match=r"slide_00007.npy: has 3 labels"):
+        fit(folder, tmp_path / "run", tile_labels=tmp_path)
+    assert not (tmp_path / "run").exists()
+
+
+def test_another_cohort(folder, run, tmp_path):
+    predictor = psamil.load(run.folder / "folds" / "0" / "seed-0")
+    cohort = open_like(predictor, folder, folder / "labels.csv", cache=folder.parent / "cache")
+    splits = psamil.cohort.Splits.load(run.folder / "splits.json")
+    tested = cohort.select(splits[0].test).with_tile_labels(folder / "tiles")
+    found = evaluate_run(predictor, tested, tmp_path / "out")["localisation"]
+    job = read_json(run.folder / "folds" / "0" / "seed-0" / "localisation.json")
+    assert found["threshold"] == pytest.approx(job["threshold"])
+    assert {name: of["estimate"] for name, of in found["metrics"].items()} == pytest.approx(job["test"], abs=1e-6)
+    assert load_file(tmp_path / "out" / "tile_scores.safetensors").keys() == {
+        r.id for s in tested.samples for r in s.bags
+    }
+
+
+def test_without_labels_in_validation_there_is_no_threshold(folder, tmp_path):
+    splits = psamil.cohort.k_fold(Cohort.open(folder, folder / "labels.csv", target="label", unit="patient"), 2)
+    cohort = Cohort.open(folder, folder / "labels.csv", target="label", unit="patient", cache=BagCache(tmp_path / "c"))
+    (tmp_path / "tiles").mkdir()
+    for sample in cohort.select(splits[0].test).samples:
+        for ref in sample.bags:
+            (tmp_path / "tiles" / f"{ref.id}.npy").write_bytes((folder / "tiles" / f"{ref.id}.npy").read_bytes())
+    run = fit(folder, tmp_path / "run", tile_labels=tmp_path / "tiles", splits=splits, fold=0)
+    assert run.summary["metrics"]["patch_f1"]["mean"] is None
+    assert run.summary["metrics"]["patch_auc"]["mean"] is not None
