@@ -204,6 +204,8 @@ class Cohort:
         """
         if damaged not in DAMAGED:
             raise one_of("policy for damaged slides", damaged, DAMAGED)
+        if damaged == "refuse":
+            self._refuse_unusable_files()
         reasons: dict[BagRef, DataError] = {}
         widths: dict[BagRef, int] = {}
         names: dict[BagRef, Names | None] = {}
@@ -230,6 +232,13 @@ class Cohort:
             raise DataError(first.path, f"{first.cause}, and no slide of the cohort can be used", first.remedy)
         aside = [SetAside(ref.path, "; ".join(filter(None, (e.cause, e.remedy)))) for ref, e in reasons.items()]
         return replace(alike, samples=tuple(samples), set_aside=self.set_aside + tuple(aside)).select(kept)
+
+    def _refuse_unusable_files(self) -> None:
+        """Of slides that have a row in the table; others do not matter."""
+        wanted = {name.casefold() for name in self.report.set_aside}
+        for entry in self.set_aside:
+            if slide_id(entry.path).casefold() in wanted:
+                raise DataError(entry.path, entry.reason)
 
     def with_tile_labels(self, folder: str | Path) -> Cohort:
         """The cohort with labels of its tiles, which say where a model should have looked.
