@@ -12,10 +12,13 @@ import gc
 import resource
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
 from contenders import CONTENDERS, Contender, Slide, thetas
+from torch import Tensor
 
 
 def probe(contender: str, n: int, radius: int) -> tuple[int, int] | None:
@@ -28,17 +31,21 @@ def probe(contender: str, n: int, radius: int) -> tuple[int, int] | None:
     return first, second
 
 
-def peak_bytes(contender: Contender, radius: int) -> int:
-    theta = thetas(radius)
+def peak_bytes(work: Callable[[], object]) -> int:
+    """Of some work, over what was there before it."""
     gc.collect()
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)  # freed memory goes back to the system, so that its reuse is seen
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts again from here
     before = high_water_bytes()
+    work()
+    return high_water_bytes() - before
+
+
+def once(contender: Contender, theta: Tensor) -> None:
     contender.prepare()
     contender.step(theta)
-    return high_water_bytes() - before
 
 
 def high_water_bytes() -> int:
@@ -54,5 +61,6 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
     slide = Slide.random(int(sys.argv[2]))
+    theta = thetas(int(sys.argv[3]))
     for _ in range(2):
-        print(peak_bytes(CONTENDERS[sys.argv[1]](slide), int(sys.argv[3])))
+        print(peak_bytes(partial(once, CONTENDERS[sys.argv[1]](slide), theta)))

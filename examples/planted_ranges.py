@@ -20,6 +20,7 @@ from rich.table import Table
 from torch import Tensor
 
 from psamil.bag import PackedBags
+from psamil.cli.progress import TrainingProgress
 from psamil.cohort import Cohort, Splits, simulate
 from psamil.evaluation.run import Run, fit
 from psamil.models.psa import PSAMIL
@@ -47,16 +48,19 @@ def train(out: Path, range_steps: float, model: str, folds: int, slides: int) ->
     cohort = out / "cohort"
     if not (cohort / "labels.csv").exists():
         simulate(cohort, slides=slides, tiles=1000, range_steps=range_steps, seed=int(range_steps))
-    return fit(
-        cohort,
-        cohort / "labels.csv",
-        out / model,
-        target="label",
-        folds=folds,
-        positions="shuffled" if model == "psa-shuffled" else "file",
-        training=MODELS[model],
-        report=lambda job, record: print(f"\r{out.name} {model} {job} epoch {record['epoch'] + 1}  ", end="", flush=True),
-    )
+    print(f"{out.name} {model}")
+    with TrainingProgress(Console(), MODELS[model].epochs) as shown:
+        return fit(
+            cohort,
+            cohort / "labels.csv",
+            out / model,
+            target="label",
+            folds=folds,
+            positions="shuffled" if model == "psa-shuffled" else "file",
+            training=MODELS[model],
+            report=shown.report,
+            on_step=shown.on_step,
+        )
 
 
 @contextmanager
@@ -120,5 +124,4 @@ if __name__ == "__main__":
                 for fold, (steps, most) in enumerate(heads_of(run, cohort, arguments.folds)):
                     texts = [f"{k:.1f}" for k in steps]
                     radii.add_row(f"{range_steps:g}", str(fold), " ".join(texts), texts[most])
-    print("\r" + " " * 60)
     Console().print(aucs, radii)

@@ -26,6 +26,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from psamil.cli.progress import TrainingProgress
 from psamil.evaluation.run import Run, fit
 from psamil.training.settings import TrainingSettings
 
@@ -64,18 +65,21 @@ def merge_types(folder: Path, types: list[str]) -> None:
 
 def train(cohort: Path, out: Path, classes: list[str], model: str, repeats: int) -> Run:
     """Trains a model; goes on with a run that is there."""
-    return fit(
-        cohort,
-        cohort / "labels.csv",
-        out / model,
-        target="label",
-        classes=classes,
-        folds=5,
-        repeats=repeats,
-        positions="shuffled" if model.endswith("shuffled") else "file",
-        training=MODELS[model],
-        report=lambda job, record: print(f"\r{model} {job} epoch {record['epoch'] + 1}  ", end="", flush=True),
-    )
+    print(model)
+    with TrainingProgress(Console(), MODELS[model].epochs) as shown:
+        return fit(
+            cohort,
+            cohort / "labels.csv",
+            out / model,
+            target="label",
+            classes=classes,
+            folds=5,
+            repeats=repeats,
+            positions="shuffled" if model.endswith("shuffled") else "file",
+            training=MODELS[model],
+            report=shown.report,
+            on_step=shown.on_step,
+        )
 
 
 if __name__ == "__main__":
@@ -98,5 +102,4 @@ if __name__ == "__main__":
         auc, precision = metrics.loc["auc"], metrics.loc["average_precision", "mean"]
         interval = f"{auc['low']:.3f} to {auc['high']:.3f}" if pd.notna(auc["low"]) else ""
         results.add_row(model, f"{auc['mean']:.3f}", f"{auc['sd']:.3f}", interval, f"{precision:.3f}")
-    print("\r" + " " * 60)
     Console().print(results)

@@ -25,6 +25,7 @@ from convert_tcga_hipt4k import convert
 from rich.console import Console
 from rich.table import Table
 
+from psamil.cli.progress import TrainingProgress
 from psamil.cohort import Cohort, k_fold, splits_from_columns
 from psamil.evaluation.run import Run, fit
 from psamil.training.settings import TrainingSettings
@@ -55,16 +56,19 @@ def train(data: Path, out: Path, task: str, model: str) -> Run:
     published = task in ("brca", "lung")
     columns = [f"fold{k}" for k in range(10)]
     splits = splits_from_columns(cohort, columns, leaks="drop") if published else k_fold(cohort, 5)
-    return fit(
-        folder,
-        folder / "labels.csv",
-        out / task / model,
-        **outcome,
-        splits=splits,
-        positions=positions,
-        training=MODELS[model],
-        report=lambda job, record: print(f"\r{task} {model} {job} epoch {record['epoch'] + 1}  ", end="", flush=True),
-    )
+    print(f"{task} {model}")
+    with TrainingProgress(Console(), MODELS[model].epochs) as shown:
+        return fit(
+            folder,
+            folder / "labels.csv",
+            out / task / model,
+            **outcome,
+            splits=splits,
+            positions=positions,
+            training=MODELS[model],
+            report=shown.report,
+            on_step=shown.on_step,
+        )
 
 
 def published_aucs(data: Path, task: str) -> dict[str, pd.Series]:
@@ -94,5 +98,4 @@ if __name__ == "__main__":
                     results.add_row(task, model, str(metric), f"{row['mean']:.3f}", f"{row['sd']:.3f}", interval)
         for name, aucs in published_aucs(arguments.data, task).items():
             results.add_row(task, name, "auc", f"{aucs.mean():.3f}", f"{aucs.std():.3f}", "as published")
-    print("\r" + " " * 60)
     Console().print(results)

@@ -1,6 +1,12 @@
 import runpy
 from pathlib import Path
 
+import torch
+
+from psamil.bag import PackedBags
+from psamil.cohort import Cohort
+from psamil.training.saved_model import SavedModel
+
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
@@ -30,3 +36,17 @@ def test_kill_and_resume(tmp_path, capsys):
     changed.write_text(changed.read_text().replace("1", "2", 1))
     runs = (tmp_path / name / "run" for name in ("left-alone", "killed"))
     assert example["differences"](*runs) == ["folds/1/seed-0/predictions.csv"]
+
+
+def test_planted_ranges(tmp_path):
+    example = runpy.run_path(str(EXAMPLES / "planted_ranges.py"))
+    run = example["train"](tmp_path, 2.0, "psa", folds=2, slides=12)
+    cohort = Cohort.open(tmp_path / "cohort", tmp_path / "cohort" / "labels.csv", target="label")
+    found = example["heads_of"](run, cohort, 2)
+    assert [len(radii) for radii, _ in found] == [3, 3]
+    model = SavedModel.load(run.folder / "folds" / "0" / "seed-0" / "model.safetensors").model
+    batch = PackedBags.of(cohort.load(cohort.samples[0]))
+    whole = model(batch).logits
+    with example["without_head"](model, 1):
+        assert not torch.equal(model(batch).logits, whole)
+    assert torch.equal(model(batch).logits, whole)

@@ -10,6 +10,7 @@ import contextlib
 import errno
 import hashlib
 import json
+import math
 import os
 import secrets
 import shutil
@@ -98,6 +99,15 @@ def write_json(path: str | Path, value: Any) -> None:
     text = json.dumps(value, indent=1, allow_nan=False, ensure_ascii=False)
     with atomic_write(path) as temporary:
         temporary.write_text(text + "\n", encoding="utf-8")
+
+
+def without_nan(value: Any) -> Any:
+    """NaN and infinite numbers, which JSON does not have, as None; in mappings and lists, too."""
+    if isinstance(value, dict):
+        return {name: without_nan(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [without_nan(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def read_json(path: str | Path) -> Any:

@@ -8,7 +8,9 @@ import pandas as pd
 import pytest
 
 from psamil.cli import _plain, main
+from psamil.cli.study import Study
 from psamil.cohort import simulate
+from psamil.evaluation.run import fit
 from psamil.files import read_json
 from psamil.training.settings import TrainingSettings
 from tests.evaluation.made_runs import make_run, make_splits
@@ -38,6 +40,21 @@ def test_other_splits_are_refused_in_one_line(tmp_path, capsys):
     assert run("compare", str(one), str(two), "--out", str(tmp_path / "out")) == 2
     assert "two: has other splits than" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_runs_may_be_named_as_the_help_writes_them():
+    expected = ["compare", "--reference", "best", '--runs=["a", "b"]']
+    assert list(_plain(["compare", "--runs", "a", "b", "--reference", "best"])) == expected
+    assert list(_plain(["compare", "--reference", "best", "--runs=[a, b]"])) == expected
+
+
+def test_tests_of_an_earlier_comparison_do_not_stay(tmp_path):
+    splits = make_splits()
+    one, two = (str(make_run(tmp_path / name, splits, signal=s)) for name, s in (("one", 2.0), ("two", 0.0)))
+    assert run("compare", one, two, "--out", str(tmp_path / "out")) == 0
+    assert (tmp_path / "out" / "tests.csv").exists()
+    assert run("compare", one, "--out", str(tmp_path / "out")) == 0
+    assert not (tmp_path / "out" / "tests.csv").exists()
 
 
 def test_values_of_options_are_no_folders():
@@ -109,6 +126,33 @@ def test_a_study_trains_and_compares(cohort, tmp_path, capsys):
     settings = [read_json(out / name / "run.json")["settings"] for name in ("abmil", "wide mean")]
     assert [(s["model"], s["epochs"], s["lr"]) for s in settings] == [("abmil", 1, 1e-3), ("mean", 1, 1e-2)]
     assert len({read_json(out / name / "run.json")["splits"] for name in ("abmil", "wide mean")}) == 1
+
+
+def test_whoever_finishes_the_last_fold_compares(cohort, tmp_path, monkeypatch):
+    """Another process finishes the other fold of the first model while this one is at the second."""
+    file, out, begun = tmp_path / "study.yaml", tmp_path / "out", []
+    file.write_text(STUDY.format(folder=cohort))
+
+    def fit_beside_another_process(**options):
+        begun.append({**options, "fold": 1})
+        if len(begun) == 2:
+            for other in begun:
+                fit(**other)
+        return fit(**options)
+
+    monkeypatch.setattr(sys.modules["psamil.cli.study"], "fit", fit_beside_another_process)
+    assert run("compare", "--study", str(file), "--out", str(out), "--fold", "0") == 0
+    assert pd.read_csv(out / "table.csv")["folds"].tolist() == [2, 2]
+
+
+def test_own_settings_of_a_model_stand_beside_the_common_ones(tmp_path):
+    (tmp_path / "study.yaml").write_text(
+        "{features: a, labels: b, training: {task: {balance: none, bins: 5}, model_options: {hidden: 4}}, "
+        "models: {abmil: {task: {bins: 3}}, mean: {model_options: {dropout: 0.5}}}}"
+    )
+    abmil, mean = Study.read(tmp_path / "study.yaml").models.values()
+    assert (abmil.task.balance, abmil.task.bins, abmil.model_options) == ("none", 3, {"hidden": 4})
+    assert (mean.task.bins, mean.model_options) == (5, {"hidden": 4, "dropout": 0.5})
 
 
 @pytest.mark.parametrize(

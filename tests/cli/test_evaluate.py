@@ -77,3 +77,18 @@ def test_results_are_not_mixed(capsys, home):
     code, _, errors = evaluate(capsys, home, "other", "--out", home / "run", "--target", "subtype")
     assert code == 2
     assert "is not an empty folder" in errors
+
+
+def test_labels_of_some_tiles(capsys, home, tmp_path):
+    (tmp_path / "tiles").mkdir()
+    for file in sorted((home / "other" / "tiles").iterdir())[2:]:
+        (tmp_path / "tiles" / f"other-{file.name}").write_bytes(file.read_bytes())
+    words = ("--out", tmp_path / "out", "--target", "subtype", "--tile-labels", tmp_path / "tiles")
+    code, told, errors = evaluate(capsys, home, "other", *words)
+    assert code == 0
+    assert "2 of 12 slides have no tile labels" in errors
+    assert "Localisation: 10 of 12 slides have tile labels" in told
+    found = read_json(tmp_path / "out" / "metrics.json")["localisation"]
+    assert (found["slides"], found["labelled_slides"]) == (12, 10)
+    assert f"{found['metrics']['patch_auc']['estimate']:.3f}" in told
+    assert found["metrics"]["patch_f1"]["estimate"] is None  # the run has no threshold of tiles

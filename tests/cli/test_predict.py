@@ -201,3 +201,21 @@ def test_slides_outside_of_the_table_and_damaged_ones_are_set_aside(capsys, of_p
     code, _, errors = predict(capsys, run.folder, copy, "--out", out, "--patients", tmp_path / "slides.csv")
     assert code == 2
     assert "no column is known to name patients" in errors
+
+
+def test_a_patient_without_some_slides_is_said_to_be(capsys, of_patients, tmp_path):
+    folder, run = of_patients
+    copy = shutil.copytree(folder / "20x_256px_0px_overlap", tmp_path / "copy")
+    (copy / "features_simulated" / "slide_00000.h5").unlink()
+    damaged = copy / "features_simulated" / "slide_00002.h5"
+    damaged.write_bytes(damaged.read_bytes()[:3000])
+    for name in ("slide_00004.h5", "slide_00005.h5"):  # all slides of a patient, who is not asked for
+        (copy / "features_simulated" / name).unlink()
+    out = tmp_path / "predictions.csv"
+    code, told, errors = predict(capsys, run.folder, copy, "--out", out, "--patients", folder / "labels.csv")
+    assert code == 1
+    assert "patients: 7; models: 2; set aside: 1" in told
+    assert "predicted without some of their slides (see the column note): 'case_00000', 'case_00001'\n" in errors
+    notes = read_table(out).set_index("sample")["note"]
+    assert notes[["case_00000", "case_00001"]].tolist() == ["predicted from 1 of 2 slides"] * 2
+    assert notes.drop(["case_00000", "case_00001"]).isna().all()

@@ -58,6 +58,7 @@ def test_labels_that_do_not_fit_are_refused_by_name(folder, tmp_path):
         (labels.astype(float), "is float64 of shape"),
         (labels[:, None], "is bool of shape"),
         (np.array([object()]), "cannot be read"),
+        (labels.astype(np.int8) - 1, rf"has {int((~labels).sum())} labels below 0"),
     ):
         np.save(path, wrong, allow_pickle=True)
         with pytest.raises(DataError, match=rf"slide_00003.npy: {message}"):
@@ -70,6 +71,19 @@ def test_labels_that_do_not_fit_are_refused_by_name(folder, tmp_path):
         DataError, match=r"no labels of any of the 4 slides; name the files as slides: slide_00000\.npy"
     ):
         cohort_of(folder).with_tile_labels(tmp_path / "other")
+
+
+def test_two_files_of_a_slide_are_refused(folder):
+    np.save(folder / "tiles" / "slide_00003.svs.npy", np.load(folder / "tiles" / "slide_00003.npy"))
+    with pytest.raises(DataError, match=r"slide_00003\.svs\.npy: is of the same slide as slide_00003\.npy"):
+        cohort_of(folder).with_tile_labels(folder / "tiles")
+
+
+def test_slides_without_labels_are_noted(folder):
+    assert "tile labels" not in str(cohort_of(folder).with_tile_labels(folder / "tiles"))
+    (folder / "tiles" / "slide_00001.npy").unlink()
+    note = "1 of 4 slides have no tile labels and do not count in localisation: 'slide_00001'."
+    assert note in str(cohort_of(folder).with_tile_labels(folder / "tiles"))
 
 
 def test_the_fingerprint_is_of_the_labels_of_the_slides(folder):

@@ -1,5 +1,7 @@
 """Localisation in a run and on another cohort: of the models' own tile scores, with a threshold from validation."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -12,7 +14,8 @@ from psamil.errors import DataError
 from psamil.evaluation.external import evaluate_run, open_like
 from psamil.evaluation.fold_localisation import LOCALISATION_METRICS
 from psamil.evaluation.localisation import ScoredSlide, lesion_froc, patch_auc, patch_f1, tile_froc
-from psamil.files import read_json
+from psamil.evaluation.run_comparison import compare_runs
+from psamil.files import Lock, read_json
 from psamil.training.metrics import threshold_of_best_f1
 from psamil.training.saved_model import SavedModel
 
@@ -36,6 +39,14 @@ def run(folder):
     return fit(folder, folder.parent / "run", tile_labels=folder / "tiles", seeds=2)
 
 
+def mean_of_seeds(folder, fold, ids):
+    of_seeds = [scored(folder, fold / f"seed-{seed}", ids) for seed in (0, 1)]
+    return {
+        slide: replace(one, scores=np.mean([of_seed[slide].scores for of_seed in of_seeds], axis=0))
+        for slide, one in of_seeds[0].items()
+    }
+
+
 def scored(folder, job, ids):
     """By hand: one patient after the other, slide by slide."""
     cohort = Cohort.open(folder, folder / "labels.csv", target="label", unit="patient")
@@ -52,36 +63,72 @@ def scored(folder, job, ids):
     return slides
 
 
-def test_metrics_are_those_of_the_models_own_scores(folder, run):
+def test_metrics_are_those_of_the_mean_scores_of_the_models(folder, run):
     splits = psamil.cohort.Splits.load(run.folder / "splits.json")
-    per_seed = []
-    for seed in (0, 1):
-        job = run.folder / "folds" / "0" / f"seed-{seed}"
-        val, test = (scored(folder, job, ids) for ids in (splits[0].val, splits[0].test))
-        written = load_file(job / "tile_scores.safetensors")
-        assert written.keys() == test.keys()
-        for slide, known in test.items():
-            assert written[slide].numpy() == pytest.approx(known.scores, abs=1e-5)
-        pooled = [np.concatenate([getattr(s, name) for s in val.values()]) for name in ("positive", "scores")]
-        slides, threshold = list(test.values()), threshold_of_best_f1(*pooled)
-        tiles = tile_froc(slides)
-        expected = [
-            patch_auc(slides),
-            patch_auc(slides, "per slide"),
-            patch_f1(slides, threshold),
-            tiles.score(),
-            tiles.area(),
-            lesion_froc(slides).score(),
-        ]
-        found = read_json(job / "localisation.json")
-        assert found["threshold"] == pytest.approx(threshold, abs=1e-5)
-        assert found["labelled_slides"] == {"val": len(val), "test": len(test)}
-        assert list(found["test"].values()) == pytest.approx(expected, abs=1e-6)
-        per_seed.append(found["test"])
+    fold = run.folder / "folds" / "0"
+    val, test = (mean_of_seeds(folder, fold, ids) for ids in (splits[0].val, splits[0].test))
+    written = load_file(fold / "tile_scores.safetensors")
+    assert written.keys() == test.keys()
+    for slide, known in test.items():
+        assert written[slide].numpy() == pytest.approx(known.scores, abs=1e-5)
+    pooled = [np.concatenate([getattr(s, name) for s in val.values()]) for name in ("positive", "scores")]
+    slides, threshold = list(test.values()), threshold_of_best_f1(*pooled)
+    tiles = tile_froc(slides)
+    expected = [
+        patch_auc(slides),
+        patch_auc(slides, "per slide"),
+        patch_f1(slides, threshold),
+        tiles.score(),
+        tiles.area(),
+        lesion_froc(slides).score(),
+    ]
+    found = read_json(fold / "localisation.json")
+    assert found["threshold"] == pytest.approx(threshold, abs=1e-5)
+    assert found["slides"] == found["labelled_slides"] == {"val": len(val), "test": len(test)}
+    assert list(found["test"].values()) == pytest.approx(expected, abs=1e-6)
     for name in LOCALISATION_METRICS:
-        of_fold = run.summary["metrics"][name]["per_fold"][0]
-        assert of_fold == pytest.approx(np.mean([metrics[name] for metrics in per_seed]))
+        assert run.summary["metrics"][name]["per_fold"][0] == found["test"][name]
         assert run.summary["metrics"][name]["sd"] is not None
+    assert run.summary["localisation"] == {"slides": 24, "labelled_slides": 24}
+    assert "tile labels" not in str(run)
+
+
+def test_slides_without_labels_are_told_and_counted(folder, tmp_path):
+    (tmp_path / "tiles").mkdir()
+    for file in sorted((folder / "tiles").iterdir())[4:]:
+        (tmp_path / "tiles" / file.name).write_bytes(file.read_bytes())
+    told = []
+    run = fit(folder, tmp_path / "run", tile_labels=tmp_path / "tiles", tell=told.append)
+    names = "'slide_00000', 'slide_00001', 'slide_00002', 'slide_00003'"
+    assert f"4 of 24 slides have no tile labels and do not count in localisation: {names}." in "\n".join(told)
+    assert run.summary["localisation"] == {"slides": 24, "labelled_slides": 20}
+    assert "Localisation is of the 20 of 24 test slides that have tile labels." in str(run)
+    assert compare_runs([run.folder], names=["a"]).unlabelled == [
+        "a: Localisation is of the 20 of 24 test slides that have tile labels."
+    ]
+
+
+def test_lesions_need_positions_of_the_files(folder, tmp_path):
+    run = fit(folder, tmp_path / "run", tile_labels=folder / "tiles", positions="shuffled", fold=0)
+    assert run.summary["metrics"]["froc_lesion"]["mean"] is None
+    assert run.summary["metrics"]["froc_tile@6"]["mean"] is not None
+    predictor = psamil.load(run.folder)
+    cohort = open_like(predictor, folder, folder / "labels.csv", cache=folder.parent / "cache")
+    found = evaluate_run(predictor, cohort.with_tile_labels(folder / "tiles"), tmp_path / "out", overlap="allow")
+    assert found["localisation"]["metrics"]["froc_lesion"]["estimate"] is None
+    assert found["localisation"]["metrics"]["patch_auc"]["estimate"] is not None
+
+
+def test_a_fold_that_another_process_localises_is_left_to_it(folder, tmp_path):
+    fit(folder, tmp_path / "run")
+    with Lock(tmp_path / "run" / "folds" / "0" / "lock"):
+        partly = fit(folder, tmp_path / "run", tile_labels=folder / "tiles")
+    per_fold = partly.summary["metrics"]["patch_auc"]["per_fold"]
+    assert [value is None for value in per_fold] == [True, False]
+    assert (
+        None
+        not in fit(folder, tmp_path / "run", tile_labels=folder / "tiles").summary["metrics"]["patch_auc"]["per_fold"]
+    )
 
 
 def test_a_finished_run_is_localised_without_training_it_again(folder, tmp_path):
@@ -90,7 +137,7 @@ def test_a_finished_run_is_localised_without_training_it_again(folder, tmp_path)
     again = fit(folder, tmp_path / "run", tile_labels=folder / "tiles")
     assert again.summary["metrics"]["patch_auc"]["mean"] is not None
     assert {file: file.stat().st_mtime_ns for file in weights} == weights
-    written = tmp_path / "run" / "folds" / "0" / "seed-0" / "localisation.json"
+    written = tmp_path / "run" / "folds" / "0" / "localisation.json"
     before = written.stat().st_mtime_ns
     fit(folder, tmp_path / "run", tile_labels=folder / "tiles")
     assert written.stat().st_mtime_ns == before
@@ -110,14 +157,14 @@ def test_labels_that_do_not_fit_stop_before_training(folder, tmp_path):
 
 
 def test_another_cohort(folder, run, tmp_path):
-    predictor = psamil.load(run.folder / "folds" / "0" / "seed-0")
+    predictor = psamil.load(run.folder / "folds" / "0")
     cohort = open_like(predictor, folder, folder / "labels.csv", cache=folder.parent / "cache")
     splits = psamil.cohort.Splits.load(run.folder / "splits.json")
     tested = cohort.select(splits[0].test).with_tile_labels(folder / "tiles")
     found = evaluate_run(predictor, tested, tmp_path / "out")["localisation"]
-    job = read_json(run.folder / "folds" / "0" / "seed-0" / "localisation.json")
-    assert found["threshold"] == pytest.approx(job["threshold"])
-    assert {name: of["estimate"] for name, of in found["metrics"].items()} == pytest.approx(job["test"], abs=1e-6)
+    fold = read_json(run.folder / "folds" / "0" / "localisation.json")
+    assert found["threshold"] == pytest.approx(fold["threshold"])
+    assert {name: of["estimate"] for name, of in found["metrics"].items()} == pytest.approx(fold["test"], abs=1e-6)
     assert load_file(tmp_path / "out" / "tile_scores.safetensors").keys() == {
         r.id for s in tested.samples for r in s.bags
     }

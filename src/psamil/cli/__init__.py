@@ -2,7 +2,7 @@
 
 ``--config file.yaml`` gives options by file; those on the command line win. Options may be written with dashes, a
 yes/no option alone means yes, and an option of several values takes them one after the other: ``--classes MSS MSI``, or
-as a list: ``--classes '[MSS, MSI]'``.
+as a list: ``--classes '[MSS, MSI]'``. ``--recipe`` gives settings of training that all others win over.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from psamil.cli.predict import predict
 from psamil.cli.train import train
 from psamil.cohort.simulation import simulate
 from psamil.errors import PsamilError
+from psamil.recipes import RECIPES, settings_of_recipe
+from psamil.training.settings import TrainingSettings
 
 VERBS: dict[str, Any] = {
     "inspect": inspect,
@@ -45,11 +47,17 @@ def main(args: Sequence[str] | None = None) -> None:
     logging.captureWarnings(True)
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     logging.getLogger("psamil.readers").setLevel(logging.ERROR)  # verbs tell what readers have to say in their own way
-    parser = _parser()
-    options = parser.parse_args(list(_plain(sys.argv[1:] if args is None else args)))
-    chosen = vars(parser.instantiate(options)[options.verb])
-    chosen.pop("config", None)
+    plain = list(_plain(sys.argv[1:] if args is None else args))
     try:
+        parser = _parser()
+        options = parser.parse_args(plain)
+        of_verb = options[options.verb]
+        if of_verb.get("recipe"):
+            parser = _parser(settings_of_recipe(of_verb.recipe, of_verb.training.model))
+            options = parser.parse_args(plain)
+        chosen = vars(parser.instantiate(options)[options.verb])
+        chosen.pop("config", None)
+        chosen.pop("recipe", None)
         result = VERBS[options.verb](**chosen)
     except PsamilError as error:
         print(f"psamil: {error}", file=sys.stderr)
@@ -62,7 +70,8 @@ def main(args: Sequence[str] | None = None) -> None:
     sys.exit(result if isinstance(result, int) else 0)
 
 
-def _parser() -> Any:
+def _parser(training: TrainingSettings | None = None) -> Any:
+    """With these settings of training as those that hold where the user gives none."""
     from jsonargparse import ArgumentParser
 
     import psamil
@@ -80,6 +89,11 @@ def _parser() -> Any:
         of_verb = ArgumentParser(description=summary, epilog=example)
         of_verb.add_argument("--config", action="config", help="YAML file of options")
         of_verb.add_function_arguments(function, as_positional=True)
+        if "training" in introspection.signature(function).parameters:
+            recipes = " or ".join(f'"{recipe}"' for recipe in RECIPES)
+            of_verb.add_argument("--recipe", help=f"settings of training to begin with: {recipes}")
+            if training is not None:
+                of_verb.set_defaults(training=training.to_json())
         verbs.add_subcommand(name, of_verb, help=summary)
     return parser
 
@@ -109,11 +123,14 @@ def _plain(args: Sequence[str]) -> Iterator[str]:
         if parameter is not None and isinstance(parameter.default, bool) and alone:
             yield f"--{name}=true"
             is_value = False
-        elif parameter is not None and str(parameter.annotation).startswith("list[str]"):
+        elif parameter is not None and str(parameter.annotation).startswith(("list[str]", "list[Path]")):
             values = [value] if equals else []
             while rest and not equals and not rest[0].startswith("--"):
                 values.append(rest.pop(0))
-            yield f"--{name}={json.dumps(_listed(values))}"
+            if str(parameter.annotation).startswith("list[Path]"):  # the verb's own paths, by name
+                paths += _listed(values)
+            else:
+                yield f"--{name}={json.dumps(_listed(values))}"
             is_value = False
         else:
             yield f"--{name}{equals}{value}"

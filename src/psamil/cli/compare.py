@@ -37,8 +37,9 @@ def compare(
 
     Args:
         runs: run directories of psamil train; one alone is reported without tests.
-        study: YAML file with options of psamil train and "models": a name and settings for each. Every model is trained
-            in OUT/<name>, or gone on with, before they are compared.
+        study: YAML file with options of psamil train and "models", a name and settings for each, such as {features:
+            cohort, labels: cohort/labels.csv, target: label, training: {epochs: 20}, models: {psa: {}, abmil: {lr:
+            0.001}}}. Every model is trained in OUT/<name>, or gone on with, before they are compared.
         out: folder of the tables and the report.
         names: of the runs, in their order; by default the model and the settings in which runs differ.
         reference: the run that others are tested against: "first", "best", or its name.
@@ -80,6 +81,8 @@ def tell(comparison: RunComparison, console: Console) -> None:
     console.print(_table(comparison, comparison.metric_names, f"Test parts of {folds} folds, by patient: {how}"))
     if comparison.localisation_names:
         console.print(_table(comparison, comparison.localisation_names, "Localisation: mean ± sd over folds"))
+        for sentence in comparison.unlabelled:
+            console.print(Text(sentence))
     if any(marks_of_tests(comparison).values()):
         console.print(Text(f"* p < 0.05, ** p < 0.01, *** p < 0.001 against {comparison.reference.name} ({MARKED})"))
     for sentence in comparison.left_out:

@@ -88,9 +88,9 @@ def evaluate(
     )
     with console.status("reading every slide once"):
         cohort = cohort.checked(damaged)
-    console.print(str(cohort), markup=False)
     if tile_labels is not None:
         cohort = cohort.with_tile_labels(tile_labels)
+    console.print(str(cohort), markup=False)
 
     def progress(samples: Sequence[Sample]) -> Iterator[Sample]:
         with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
@@ -115,8 +115,19 @@ def _tell(result: dict[str, Any], out: Path, console: Console) -> None:
     table = Table(title=f"{result['cohort']['headline']}; {len(result['models'])} models", title_justify="left")
     for column in ("metric", "by patient", "95% interval over patients"):
         table.add_column(column)
-    for name, row in (result["metrics"] | result.get("localisation", {}).get("metrics", {})).items():
-        interval = f"{row['low']:.3f} to {row['high']:.3f}" if row.get("low") is not None else ""
-        table.add_row(name, "-" if row["estimate"] is None else f"{row['estimate']:.3f}", interval)
+    for name, row in result["metrics"].items():
+        interval = f"{row['low']:.3f} to {row['high']:.3f}" if row["low"] is not None else ""
+        table.add_row(name, _estimate(row), interval)
     console.print(table)
+    if "localisation" in result:
+        found = result["localisation"]
+        title = f"Localisation: {found['labelled_slides']} of {found['slides']} slides have tile labels"
+        tiles = Table("metric", "tiles of all slides", title=title, title_justify="left")
+        for name, row in found["metrics"].items():
+            tiles.add_row(name, _estimate(row))
+        console.print(tiles)
     console.print(f"results: {out}", markup=False)
+
+
+def _estimate(row: dict[str, Any]) -> str:
+    return "-" if row["estimate"] is None else f"{row['estimate']:.3f}"

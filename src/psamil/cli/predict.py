@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,12 @@ from rich.text import Text
 
 from psamil.bag import Bag
 from psamil.cohort.cohort import UNITS, join_slides
-from psamil.cohort.matching import PATIENT_COLUMNS, find_column, link_rows, match_bags
-from psamil.cohort.tables import read_table
+from psamil.cohort.matching import PATIENT_COLUMNS, find_column, link_rows, match_bags, slide_name
+from psamil.cohort.tables import quoted, read_table
 from psamil.errors import DataError, OptionError, one_of
 from psamil.evaluation.experiment import write_table
 from psamil.evaluation.external import origin
-from psamil.evaluation.predictor import Predictor, load
+from psamil.evaluation.predictor import Prediction, Predictor, load
 from psamil.readers import BagRef, Found, SetAside, find_bags, open_bag, slide_id
 
 
@@ -44,8 +45,9 @@ def predict(
     Example: psamil predict run new-features --out predictions.csv
 
     One row per slide; or per patient, if the models were trained on patients with all of their slides. Slides that
-    cannot be read or do not fit the models are left out and listed, and the exit code is then 1. Columns low_ and high_
-    are the lowest and the highest value of a single model.
+    cannot be read or do not fit the models are left out and listed, and a patient some of whose slides are missing is
+    predicted from the others, with a note; the exit code is then 1. Columns low_ and high_ are the lowest and the
+    highest value of a single model.
 
     Args:
         run: run directory, one of its folds (run/folds/0), or one model.safetensors.
@@ -73,22 +75,44 @@ def predict(
         raise DataError(features, "holds no features of a known format", "look into it with psamil inspect")
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     set_aside = list(found.set_aside)
-    groups = {ref.id: [ref] for ref in found.bags}
+    wanted = {ref.id: _Wanted([ref], 1) for ref in found.bags}
     unit = _unit(unit, before["outcome"].get("unit") or "slide", patients)
     if patients is not None:
-        groups, unknown = _by_patient(found, patients, slide_column, patient_column)
+        wanted, unknown = _by_patient(found, patients, slide_column, patient_column)
         set_aside += [SetAside(ref.path, f"is not in {patients}") for ref in unknown]
-    bags = _readable(predictor, groups, reading, set_aside, console)
-    predictions = predictor.predict(bags)
+    bags = _readable(predictor, wanted, reading, set_aside, console)
+    predictions = [_with_note(prediction, wanted[prediction.id]) for prediction in predictor.predict(bags)]
     for entry in set_aside:
         console.print(Text(f"set aside: {entry.path}: {entry.reason}"))
     if not predictions:
         console.print(f"No {unit} could be predicted; nothing was written.")
         return 1
     write_table(out, pd.DataFrame([prediction.row() for prediction in predictions]))
+    partly = [prediction.id for prediction in predictions if wanted[prediction.id].is_incomplete]
+    if partly:
+        console.print(Text(f"predicted without some of their slides (see the column note): {quoted(partly)}"))
     counts = f"{unit}s: {len(predictions)}; models: {len(predictor)}; set aside: {len(set_aside)}"
     Console(highlight=False, soft_wrap=True).print(f"{counts}\nwrote {out}", markup=False)
-    return int(bool(set_aside))
+    return int(bool(set_aside or partly))
+
+
+@dataclass
+class _Wanted:
+    """The slides of a patient, or one slide."""
+
+    bags: list[BagRef] = field(default_factory=list)
+    slides: int = 0  # that the table names, with a bag or without
+    used: int = 0
+
+    @property
+    def is_incomplete(self) -> bool:
+        return self.used < self.slides
+
+
+def _with_note(prediction: Prediction, wanted: _Wanted) -> Prediction:
+    """A prediction from a part of the slides is no less certain by its own numbers; somebody has to say it."""
+    part = f"predicted from {wanted.used} of {wanted.slides} slides" if wanted.is_incomplete else ""
+    return replace(prediction, note="; ".join(filter(None, (part, prediction.note))))
 
 
 def _unit(asked: str | None, trained: str, patients: Path | None) -> str:
@@ -108,7 +132,7 @@ def _unit(asked: str | None, trained: str, patients: Path | None) -> str:
 
 def _by_patient(
     found: Found, table: Path, slide_column: str | None, patient_column: str | None
-) -> tuple[dict[str, list[BagRef]], list[BagRef]]:
+) -> tuple[dict[str, _Wanted], list[BagRef]]:
     """The slides of each patient, and the slides of which the table does not speak."""
     rows = read_table(table)
     if find_column(rows, patient_column, PATIENT_COLUMNS, "patient_column") is None:
@@ -116,25 +140,27 @@ def _by_patient(
     aside = {slide_id(entry.path) for entry in found.set_aside}
     links, _ = link_rows(rows, found.bags, set_aside=aside, slide_column=slide_column, patient_column=patient_column)
     matches, _ = match_bags(links, found.bags, aside)
-    groups: dict[str, list[BagRef]] = defaultdict(list)
+    wanted: dict[str, _Wanted] = defaultdict(_Wanted)
     for bag, patient in sorted({(match.bag, match.patient) for match in matches}):
-        groups[patient].append(bag)
+        wanted[patient].bags.append(bag)
+    for _, patient in {(slide_name(link.slide).casefold(), link.patient) for link in links if link.patient in wanted}:
+        wanted[patient].slides += 1
     known = {match.bag for match in matches}
-    return dict(sorted(groups.items())), [ref for ref in found.bags if ref not in known]
+    return dict(sorted(wanted.items())), [ref for ref in found.bags if ref not in known]
 
 
 def _readable(
     predictor: Predictor,
-    groups: dict[str, list[BagRef]],
+    wanted: dict[str, _Wanted],
     reading: dict[str, Any],
     set_aside: list[SetAside],
     console: Console,
 ) -> Iterator[Bag]:
     """A bag of each slide or patient, one after the other; slides that the models cannot predict are set aside."""
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        for id, refs in bar.track(groups.items(), description="predicting"):
+        for id, of_one in bar.track(wanted.items(), description="predicting"):
             bags = []
-            for ref in refs:
+            for ref in of_one.bags:
                 try:
                     bag = open_bag(ref, **reading)
                     predictor.check(bag)
@@ -142,6 +168,7 @@ def _readable(
                     set_aside.append(SetAside(ref.path, "; ".join(filter(None, (error.cause, error.remedy)))))
                 else:
                     bags.append(bag)
+            of_one.used = len(bags)
             if bags:
                 yield join_slides(bags, id)
 

@@ -4,11 +4,14 @@ features: cohort              # options of psamil train
 labels: cohort/labels.csv
 target: label
 folds: 3
+recipe: authors               # settings to begin with; a model may name another one
 training: {epochs: 10}        # settings of all models
 models:                       # a run for each name; its settings come first
   psa: {model_options: {heads: 3}}
   narrow: {model: psa, model_options: {heads: 1}}
   abmil: {}                   # without "model", the name says it
+
+Paths are seen from where the command is called, not from the file.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from inspect import signature
 from pathlib import Path
@@ -29,7 +32,10 @@ from psamil.cli.progress import TrainingProgress
 from psamil.cli.train import train
 from psamil.errors import DataError
 from psamil.evaluation.run import Run, fit
+from psamil.evaluation.run_folder import SUMMARY_FILE
+from psamil.files import read_json
 from psamil.models import list_models
+from psamil.recipes import settings_of_recipe
 from psamil.training.settings import TrainingSettings
 
 NOT_COMMON = ("out", "fold")  # of the options of psamil train: a folder for each model, and a word on the command line
@@ -48,21 +54,26 @@ class Study:
         """DataError names the key or value that is wrong, and the one that was probably meant."""
         found = _mapping(path, "the file", _yaml(path))
         common = [name for name in signature(train).parameters if name not in NOT_COMMON]
-        _refuse_unknown(path, "option", found, [*common, "models"])
+        _refuse_unknown(path, "option", found, [*common, "recipe", "models"])
         for name in ("features", "labels", "models"):
             if name not in found:
                 raise DataError(path, f"has no {name!r}", REMEDY)
         models = _mapping(path, "'models'", found.pop("models"))
         training = _mapping(path, "'training'", found.pop("training", {}))
         _refuse_unknown(path, "setting", training, _settings())
+        recipe = found.pop("recipe", None)
         if not models:
             raise DataError(path, "names no model", REMEDY)
         return Study(
-            _typed_options(path, found), {str(name): _model(path, name, of, training) for name, of in models.items()}
+            _typed_options(path, found),
+            {str(name): _model(path, name, of, training, recipe) for name, of in models.items()},
         )
 
     def run(self, out: Path, console: Console, fold: int | None = None) -> list[Run]:
-        """Trains every model, or goes on with it, in a folder of its name."""
+        """Trains every model, or goes on with it, in a folder of its name.
+
+        Summaries are read at the end: other processes may have finished folds of the first models meanwhile.
+        """
         runs = []
         for name, training in self.models.items():
             console.print(f"\n{name}", markup=False, style="bold")
@@ -70,7 +81,7 @@ class Study:
                 calls: dict[str, Any] = {"report": progress.report, "on_step": progress.on_step}
                 calls["tell"] = partial(console.print, markup=False)
                 runs.append(fit(**self.options, out=out / name, training=training, fold=fold, **calls))
-        return runs
+        return [replace(run, summary=read_json(run.folder / SUMMARY_FILE)) for run in runs]
 
 
 def _yaml(path: Path) -> Any:
@@ -82,16 +93,23 @@ def _yaml(path: Path) -> Any:
         raise DataError(path, f"is not valid YAML: {' '.join(str(error).split())}", "correct it") from error
 
 
-def _model(path: Path, name: Any, own: Any, training: Mapping[str, Any]) -> TrainingSettings:
+def _model(path: Path, name: Any, own: Any, training: Mapping[str, Any], recipe: Any) -> TrainingSettings:
     where = f"model {name!r}"
     if not re.fullmatch(r"\w[\w .+-]*", str(name)):
         raise DataError(path, f"{where} cannot be the name of a folder", "use letters, digits and . + - _")
-    settings = {**training, **_mapping(path, where, own)}
+    settings = _merged(training, _mapping(path, where, own))
+    recipe = settings.pop("recipe", recipe)
     _refuse_unknown(path, f"setting of {where}", settings, _settings())
     if "model" not in settings:
         _refuse_unknown(path, f"model (name it, as in {name}: {{model: psa}})", [str(name)], list_models())
         settings["model"] = str(name)
-    return _typed_settings(path, where, settings)
+    return _typed_settings(path, where, settings, recipe)
+
+
+def _merged(common: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Own settings come first, one by one: a model with some options of its own keeps the common ones beside them."""
+    both = [name for name in own if isinstance(own[name], dict) and isinstance(common.get(name), dict)]
+    return {**common, **own, **{name: _merged(common[name], own[name]) for name in both}}
 
 
 def _settings() -> list[str]:
@@ -123,11 +141,13 @@ def _typed_options(path: Path, values: dict[str, Any]) -> dict[str, Any]:
     return _parsed(path, parser, values)
 
 
-def _typed_settings(path: Path, where: str, values: dict[str, Any]) -> TrainingSettings:
+def _typed_settings(path: Path, where: str, values: dict[str, Any], recipe: Any) -> TrainingSettings:
     from jsonargparse import ArgumentParser
 
     parser = ArgumentParser(exit_on_error=False)
     parser.add_argument("--training", type=TrainingSettings)
+    if recipe is not None:
+        parser.set_defaults(training=settings_of_recipe(str(recipe), values["model"]).to_json())
     settings = _parsed(path, parser, {"training": values}, f"{where}: ")["training"]
     assert isinstance(settings, TrainingSettings)
     return settings

@@ -167,6 +167,12 @@ class Cohort:
     def column_names(self) -> tuple[str, ...]:
         return tuple(self.table.columns)
 
+    @property
+    def reading_options(self) -> Mapping[str, Any]:
+        """By which :func:`psamil.open_bag` reads the slides: those of the cache, if there is one."""
+        options: Mapping[str, Any] = getattr(self.loader, "reading", self.reading)
+        return options
+
     def column(self, name: str) -> tuple[str | None, ...]:
         """Another column of the label table, per sample. DataError if rows of a sample contradict each other."""
         return tuple(_agreed(self.table, name, *of) for of in zip(self.rows, self.ids, strict=True))
@@ -246,22 +252,25 @@ class Cohort:
         Every file is read once. DataError if one does not have a label for each tile, or if no slide has a file.
 
         Args:
-            folder: of files ``<slide>.npy``; see :mod:`psamil.cohort.tile_labels`. Slides may be without.
+            folder: of files ``<slide>.npy``; see :mod:`psamil.cohort.tile_labels`. Slides may be without, which
+                the report notes.
         """
         labelled = replace(self, tile_labels=TileLabels.open(folder))
         slides = list(chain.from_iterable(sample.bags for sample in self.samples))
-        known = [labelled.labels_of_tiles(ref, self.load_slide(ref).n) for ref in slides]
-        if all(labels is None for labels in known):
+        without = [ref.id for ref in slides if labelled.labels_of_tiles(ref, self.load_slide(ref).n) is None]
+        if len(without) == len(slides):
             cause = f"has no labels of any of the {len(slides)} slides"
             raise DataError(folder, cause, f"name the files as slides: {slides[0].id}.npy")
-        return labelled
+        if not without:
+            return labelled
+        note = f"{len(without)} of {len(slides)} slides have no tile labels and do not count in localisation"
+        return replace(labelled, report=self.report.with_note(f"{note}: {quoted(without)}."))
 
     def labels_of_tiles(self, ref: BagRef, tiles: int) -> NDArray[np.bool_] | None:
         """(tiles,) in the order of the slide's bag; None where there are none."""
         if self.tile_labels is None:
             return None
-        reading = getattr(self.loader, "reading", self.reading)
-        return self.tile_labels.of_slide(ref, tiles, dropped=reading.get("non_finite") == "drop")
+        return self.tile_labels.of_slide(ref, tiles, dropped=self.reading_options.get("non_finite") == "drop")
 
     def _in_one_precision(self, precisions: Collection[torch.dtype]) -> Cohort:
         if len(precisions) < 2:
@@ -269,7 +278,7 @@ class Cohort:
         widest = _widest(precisions)
         had = " and ".join(sorted(str(dtype).removeprefix("torch.") for dtype in precisions))
         note = f"Features are {had}; all are loaded as {str(widest).removeprefix('torch.')}, so that they fit together."
-        return replace(self, precision=widest, report=replace(self.report, notes=(*self.report.notes, note)))
+        return replace(self, precision=widest, report=self.report.with_note(note))
 
     def fingerprint(self, *, content: bool = False) -> str:
         """SHA-256 of ids, outcomes and files. It does not depend on where the files are.

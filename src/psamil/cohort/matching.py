@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
 from psamil.cohort.near_names import near_names
@@ -69,6 +69,9 @@ class MatchReport:
                 lines.append(f"{len(names)} {what}: {quoted(names)}")
         lines += [f"the table has {table!r}; was {bag!r} meant?" for table, bag in self.near_misses[:5]]
         return "\n".join([*lines, *self.notes])
+
+    def with_note(self, sentence: str) -> MatchReport:
+        return replace(self, notes=(*self.notes, sentence))
 
     @property
     def is_complete(self) -> bool:

@@ -1,7 +1,7 @@
 """Labels of single tiles: whether an annotation covers them. They test where a model looks and are never trained on.
 
 One file ``<slide>.npy`` per slide holds one number per tile, in the order of its feature file: 0 for normal tiles,
-anything else for those of a lesion.
+a number above it for those of a lesion.
 """
 
 from __future__ import annotations
@@ -30,7 +30,11 @@ class TileLabels:
     @staticmethod
     def open(folder: str | Path) -> TileLabels:
         """Finds the files. None is read yet."""
-        files = {slide_id(file): file for file in sorted(Path(folder).glob("*.npy"))}
+        files: dict[str, Path] = {}
+        for file in sorted(Path(folder).glob("*.npy")):
+            other = files.setdefault(slide_id(file), file)
+            if other != file:
+                raise DataError(file, f"is of the same slide as {other.name}", "keep one of them")
         if not files:
             raise DataError(folder, "holds no tile labels", "name a folder of files <slide>.npy")
         return TileLabels(Path(folder), files)
@@ -70,4 +74,9 @@ def _read(path: Path) -> NDArray[np.bool_]:
     if labels.ndim != 1 or labels.dtype.kind not in "bui":
         cause = f"is {labels.dtype} of shape {labels.shape}"
         raise DataError(path, cause, "tile labels are one whole number per tile, of shape (tiles,)")
+    if labels.dtype.kind == "i" and (labels < 0).any():
+        cause = f"has {int((labels < 0).sum())} labels below 0"
+        raise DataError(
+            path, cause, "0 is a normal tile and a number above it one of a lesion; leave unsure slides out"
+        )
     return np.asarray(labels != 0)

@@ -6,22 +6,21 @@ while it is worked on, and what is finished is not done again.
 
 from __future__ import annotations
 
+import contextlib
 import platform
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import asdict, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import torch
 
 from psamil.cohort import Cohort, Split, Splits
 from psamil.errors import BusyError, DataError, OptionError
-from psamil.evaluation.fold_localisation import localisation_of, localise_fold
+from psamil.evaluation.fold_localisation import localisation_of, localisation_scores, localise_fold
 from psamil.evaluation.intervals import bootstrap_interval, fold_summary
 from psamil.evaluation.resampling import auc_statistic, concordance_statistic, mean_over_folds
 from psamil.evaluation.run_folder import (
@@ -42,7 +41,7 @@ from psamil.evaluation.scores import (
     temperature_of,
     threshold_of,
 )
-from psamil.files import Lock, atomic_write, escape_cell, read_json, write_json
+from psamil.files import Lock, atomic_write, escape_cell, read_json, without_nan, write_json
 from psamil.training.devices import new_fabric
 from psamil.training.fold import HISTORY_FILE, MODEL_FILE, new_model, train_fold, width_of_features
 from psamil.training.loggers import check_loggers, with_logs
@@ -106,7 +105,7 @@ def cross_validate(
     busy: list[BusyError] = []
     for i, (k, seed) in enumerate(jobs):
         folder = job_folder(run, k, seed)
-        with ExitStack() as held:
+        with contextlib.ExitStack() as held:
             try:
                 held.enter_context(Lock(folder / "lock"))
             except BusyError as error:
@@ -119,6 +118,9 @@ def cross_validate(
             _work(cohort, splits[k], replace(settings, seed=seed), folder, *calls)
     if len(busy) == len(jobs):
         raise busy[0]
+    if cohort.tile_labels is not None:
+        for k in folds:
+            _localise(cohort, splits[k], [job_folder(run, *job) for job in jobs if job[0] == k])
     return summarise(run)
 
 
@@ -141,12 +143,24 @@ def _work(
     report: Callable[[dict[str, Any]], None],
     on_step: Callable[[dict[str, Any]], None],
 ) -> None:
-    for abandoned in folder.glob(".*.tmp"):  # by a process that was killed: the lock is ours
-        abandoned.unlink()
+    _remove_abandoned(folder)
     if not is_finished(folder):
         evaluate_fold(cohort, split, train_fold(cohort, split, settings, folder, report, on_step), folder)
-    if cohort.tile_labels is not None:
-        localise_fold(cohort, split, SavedModel.load(folder / MODEL_FILE), folder)
+
+
+def _localise(cohort: Cohort, split: Split, jobs: Sequence[Path]) -> None:
+    """By all models of a fold, once the last of them is trained; whoever is at it already is left to it."""
+    folder = jobs[0].parent
+    if all(map(is_finished, jobs)):
+        with contextlib.suppress(BusyError), Lock(folder / "lock"):
+            _remove_abandoned(folder)
+            localise_fold(cohort, split, jobs, folder)
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Temporary files of a process that was killed: the lock is ours."""
+    for abandoned in folder.glob(".*.tmp"):
+        abandoned.unlink()
 
 
 def evaluate_fold(cohort: Cohort, split: Split, model: SavedModel, folder: Path) -> None:
@@ -163,9 +177,9 @@ def evaluate_fold(cohort: Cohort, split: Split, model: SavedModel, folder: Path)
     threshold = threshold_of(patients["val"], model.task) if "val" in patients else 0.5
     nobody = pd.DataFrame(columns=["sample", "patient", "part"])
     write_table(folder / PREDICTIONS_FILE, pd.concat(list(tables.values())) if tables else nobody)
-    scores = {name: _finite(score(table, model.task, threshold)) for name, table in patients.items()}
+    scores = {name: score(table, model.task, threshold) for name, table in patients.items()}
     about = {"temperature": temperature, "threshold": threshold, "best_epoch": model.about["best_epoch"]}
-    write_json(folder / METRICS_FILE, {**about, **scores})
+    write_json(folder / METRICS_FILE, {**about, **without_nan(scores)})
 
 
 def summarise(run: Path) -> dict[str, Any]:
@@ -177,6 +191,10 @@ def summarise(run: Path) -> dict[str, Any]:
         tested = {k: jobs for k, jobs in finished.items() if splits[k].test}
         if tested:
             summary["metrics"] = _test_metrics(run, tested)
+        localised = [found for jobs in tested.values() if (found := localisation_of(jobs)) is not None]
+        if localised:
+            counts = {name: sum(found[name]["test"] for found in localised) for name in ("slides", "labelled_slides")}
+            summary["localisation"] = counts
         write_json(run / SUMMARY_FILE, summary)
     return summary
 
@@ -189,19 +207,19 @@ def _test_metrics(run: Path, jobs_of_fold: dict[int, list[Path]]) -> dict[str, A
         mean = mean_over_seeds(jobs)
         val, test = (mean[mean["part"] == part].reset_index(drop=True) for part in ("val", "test"))
         threshold = threshold_of(by_patient(val), task) if len(val) else 0.5
-        scores.append(score(by_patient(test), task, threshold) | localisation_of(jobs))
+        scores.append(score(by_patient(test), task, threshold) | localisation_scores(jobs))
         tables.append(test.assign(fold=k))
     everything, per_fold = pd.concat(tables, ignore_index=True), pd.DataFrame(scores)
     write_table(run / PREDICTIONS_FILE, everything)
     metrics: dict[str, Any] = {
         str(name): {
-            **_finite(asdict(fold_summary(per_fold[name].to_numpy()))),
-            "per_fold": _finite_list(per_fold[name]),
+            **without_nan(asdict(fold_summary(per_fold[name].to_numpy()))),
+            "per_fold": without_nan(per_fold[name].tolist()),
         }
         for name in per_fold
     }
     for name, interval in _intervals(everything, task).items():
-        metrics[name] |= _finite({"low": interval.low, "high": interval.high})
+        metrics[name] |= without_nan({"low": interval.low, "high": interval.high})
     return metrics
 
 
@@ -252,8 +270,7 @@ def _claim(
 
 def _reading(cohort: Cohort) -> dict[str, Any]:
     """Options that decide what is read from the files."""
-    options = getattr(cohort.loader, "reading", cohort.reading)
-    chosen = {name: value for name, value in options.items() if value is not None}
+    chosen = {name: value for name, value in cohort.reading_options.items() if value is not None}
     return {name: value if isinstance(value, str | int | float) else str(value) for name, value in chosen.items()}
 
 
@@ -270,12 +287,3 @@ def write_table(path: Path, table: pd.DataFrame) -> None:
         escaped[name] = escaped[name].map(escape_cell)
     with atomic_write(path) as temporary:
         escaped.to_csv(temporary, index=False, float_format="%.17g")
-
-
-def _finite(values: dict[str, Any]) -> dict[str, Any]:
-    """NaN, which JSON does not have, as null."""
-    return {name: None if isinstance(v, float) and not np.isfinite(v) else v for name, v in values.items()}
-
-
-def _finite_list(values: Any) -> list[float | None]:
-    return [float(value) if np.isfinite(value) else None for value in values]

@@ -25,7 +25,7 @@ from psamil.evaluation.fold_localisation import (
     TILE_SCORES_FILE,
     ScoredPart,
     by_slide,
-    finite,
+    knows_places,
     localisation_metrics,
     threshold_of_tiles,
 )
@@ -34,7 +34,7 @@ from psamil.evaluation.predictor import Prediction, Predictor
 from psamil.evaluation.resampling import Statistic, auc_statistic, concordance_statistic, statistic_of_rows
 from psamil.evaluation.run_folder import METRICS_FILE, PREDICTIONS_FILE, SPLITS_FILE, data_of
 from psamil.evaluation.scores import by_patient, score, truth
-from psamil.files import write_json
+from psamil.files import without_nan, write_json
 from psamil.training.metrics import Integers
 from psamil.training.tasks import Task
 
@@ -133,12 +133,16 @@ def evaluate_run(
         "cohort": {"headline": cohort.headline, "fingerprint": cohort.fingerprint()},
         "overlap": {"policy": overlap, **asdict(seen)},
         "notes": int((table["note"] != "").sum()),
-        "metrics": {name: _plain(interval) for name, interval in intervals.items()},
+        "metrics": {
+            name: {"estimate": found.estimate, "low": found.low, "high": found.high}
+            for name, found in intervals.items()
+        },
     }
     if cohort.tile_labels is not None:
-        result["localisation"] = _localised(predictor, scored)
+        result["localisation"] = _localised(predictor, scored, with_lesions=knows_places(cohort))
         scored.save(out / TILE_SCORES_FILE)
     write_table(out / PREDICTIONS_FILE, table)
+    result = without_nan(result)
     write_json(out / METRICS_FILE, result)
     return json.loads(json.dumps(result))  # as it reads back
 
@@ -223,15 +227,16 @@ def _predicted(
     )
 
 
-def _localised(predictor: Predictor, scored: ScoredPart) -> dict[str, Any]:
-    """Metrics of localisation. The threshold of the patch F1 is the mean of those of the models, if all have one."""
+def _localised(predictor: Predictor, scored: ScoredPart, *, with_lesions: bool) -> dict[str, Any]:
+    """Metrics of localisation. The threshold of the patch F1 is the mean of those of the folds, if all have one."""
     thresholds = [threshold_of_tiles(member.path.parent) for member in predictor.members]
     threshold = float(np.mean(thresholds))  # NaN if one is
-    metrics = localisation_metrics(scored.labelled, threshold)
+    metrics = localisation_metrics(scored.labelled, threshold, with_lesions=with_lesions)
     return {
+        "slides": len(scored.scores),
         "labelled_slides": len(scored.labelled),
-        "threshold": finite(threshold),
-        "metrics": {name: {"estimate": finite(value)} for name, value in metrics.items()},
+        "threshold": threshold,
+        "metrics": {name: {"estimate": value} for name, value in metrics.items()},
     }
 
 
@@ -249,8 +254,3 @@ def _quick_statistic(metric: str, patients: pd.DataFrame, task: Task) -> Statist
     if metric == "c_index":
         return concordance_statistic(patients["time"], patients["event"], patients["risk"])
     return None
-
-
-def _plain(interval: Interval) -> dict[str, float | None]:
-    numbers = {"estimate": interval.estimate, "low": interval.low, "high": interval.high}
-    return {name: finite(number) for name, number in numbers.items()}

@@ -1,8 +1,10 @@
 """Where a model looked, against labels of tiles: scores of tiles kept in a file, metrics of localisation beside them.
 
-Tiles are scored by ``ModelOutput.tile_scores``, which no label of a tile has touched. Slides without labels are left
-out; those without a lesion count, for their false positives. Lesions are groups of touching labelled tiles of any size.
-The threshold of the patch F1 is that of the highest F1 on the validation part.
+Tiles are scored by ``ModelOutput.tile_scores``, which no label of a tile has touched; the scores of a fold are the mean
+over its seeds, as its predictions are. Slides without labels are left out; those without a lesion count, for their
+false positives. Lesions are groups of touching labelled tiles of any size; where positions are not those of the files,
+nobody knows which tiles touch, and ``froc_lesion`` is NaN. The threshold of the patch F1 is that of the highest F1 on
+the validation part.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +21,8 @@ from torch import Tensor
 
 from psamil.cohort import Cohort, Sample, Split
 from psamil.evaluation.localisation import ScoredSlide, lesion_froc, patch_auc, patch_f1, tile_froc
-from psamil.files import read_json, write_json
+from psamil.files import read_json, without_nan, write_json
+from psamil.training.fold import MODEL_FILE
 from psamil.training.metrics import threshold_of_best_f1
 from psamil.training.prediction import loader_for
 from psamil.training.saved_model import SavedModel
@@ -55,8 +59,7 @@ class ScoredPart:
         """As safetensors, one tensor per slide, in the order of its tiles."""
         write_tensors(path, self.scores, {"format": TILE_SCORES_FORMAT})
 
-    @property
-    def threshold(self) -> float:
+    def best_threshold(self) -> float:
         """Of the highest F1 of tiles; NaN without labelled tiles."""
         if not self.labelled:
             return np.nan
@@ -66,10 +69,16 @@ class ScoredPart:
         return threshold_of_best_f1(positive, scores)
 
 
-def localise_fold(cohort: Cohort, split: Split, model: SavedModel, folder: Path) -> None:
+def localise_fold(cohort: Cohort, split: Split, jobs: Sequence[Path], folder: Path) -> None:
     """Writes the scores of the tiles of the test part, and its metrics.
 
     Does nothing where that was done with the same labels.
+
+    Args:
+        cohort: with labels of tiles.
+        split: of the fold.
+        jobs: folders of the models of the fold, one for each seed.
+        folder: of the fold.
     """
     assert cohort.tile_labels is not None
     parts = {name: cohort.select(ids) for name, ids in (("val", split.val), ("test", split.test))}
@@ -77,23 +86,28 @@ def localise_fold(cohort: Cohort, split: Split, model: SavedModel, folder: Path)
     written = folder / LOCALISATION_FILE
     if written.exists() and read_json(written).get("labels") == labels:
         return
-    scored = {name: ScoredPart.of(_scored(part, model)) for name, part in parts.items()}
+    models = [SavedModel.load(job / MODEL_FILE) for job in jobs]
+    scored = {name: ScoredPart.of(_scored(part, models)) for name, part in parts.items()}
     scored["test"].save(folder / TILE_SCORES_FILE)
-    metrics = localisation_metrics(scored["test"].labelled, scored["val"].threshold)
+    threshold = scored["val"].best_threshold()
     about = {
         "labels": labels,
-        "threshold": finite(scored["val"].threshold),
+        "threshold": threshold,
+        "slides": {name: len(part.scores) for name, part in scored.items()},
         "labelled_slides": {name: len(part.labelled) for name, part in scored.items()},
+        "test": localisation_metrics(scored["test"].labelled, threshold, with_lesions=knows_places(cohort)),
     }
-    write_json(written, {**about, "test": {name: finite(value) for name, value in metrics.items()}})
+    write_json(written, without_nan(about))
 
 
 @torch.no_grad()
-def _scored(cohort: Cohort, model: SavedModel) -> Iterator[tuple[str, Tensor, ScoredSlide | None]]:
-    loader = loader_for(model.model, cohort, model.about["in_dim"])
+def _scored(cohort: Cohort, models: Sequence[SavedModel]) -> Iterator[tuple[str, Tensor, ScoredSlide | None]]:
+    """Of each slide; the mean over the models."""
+    loader = loader_for(models[0].model, cohort, models[0].about["in_dim"])
     batches = loader.batches([sample] for sample in cohort.samples)
     for sample, batch in zip(cohort.samples, batches, strict=True):
-        yield from by_slide(cohort, sample, batch.xy, batch.slides, model.model(batch).tile_scores.float().cpu())
+        scores = torch.stack([model.model(batch).tile_scores.float().cpu() for model in models]).mean(0)
+        yield from by_slide(cohort, sample, batch.xy, batch.slides, scores)
 
 
 def by_slide(
@@ -110,12 +124,20 @@ def by_slide(
             yield ref.id, of_slide, ScoredSlide(places, of_slide.double().numpy(), positive)
 
 
-def localisation_metrics(slides: Sequence[ScoredSlide], threshold: float) -> dict[str, float]:
+def knows_places(cohort: Cohort) -> bool:
+    """Whether positions are those of the tiles, not of a control or of files without coordinates."""
+    return cohort.reading_options.get("positions", "file") == "file"
+
+
+def localisation_metrics(
+    slides: Sequence[ScoredSlide], threshold: float, *, with_lesions: bool = True
+) -> dict[str, float]:
     """All of ``LOCALISATION_METRICS``, defined in :mod:`psamil.evaluation.localisation`; nothing without slides.
 
     Args:
         slides: with labels.
         threshold: for the patch F1, from other slides; NaN where it is not known.
+        with_lesions: whether it is known which tiles touch.
     """
     if not slides:
         return {}
@@ -126,26 +148,34 @@ def localisation_metrics(slides: Sequence[ScoredSlide], threshold: float) -> dic
         patch_f1(slides, threshold) if np.isfinite(threshold) else np.nan,
         tiles.score(),
         tiles.area(),
-        lesion_froc(slides).score(),
+        lesion_froc(slides).score() if with_lesions else np.nan,
     )
     return dict(zip(LOCALISATION_METRICS, values, strict=True))
 
 
-def localisation_of(jobs: Sequence[Path]) -> dict[str, float]:
-    """Of a fold: each metric is the mean over its models. Nothing unless all of them were localised."""
-    files = [job / LOCALISATION_FILE for job in jobs]
-    if not all(file.exists() for file in files):
-        return {}
-    found = [read_json(file)["test"] for file in files]
-    return {name: float(np.mean([np.nan if of[name] is None else of[name] for of in found])) for name in found[0]}
+def localisation_of(jobs: Sequence[Path]) -> dict[str, Any] | None:
+    """What :func:`localise_fold` has written about the fold of these jobs; None where it has not."""
+    written = jobs[0].parent / LOCALISATION_FILE
+    return read_json(written) if written.exists() else None
+
+
+def localisation_scores(jobs: Sequence[Path]) -> dict[str, float]:
+    """The metrics of a fold; nothing where it was not localised."""
+    found = localisation_of(jobs) or {"test": {}}
+    return {name: np.nan if value is None else value for name, value in found["test"].items()}
+
+
+def labelled_slides(summary: dict[str, Any]) -> str:
+    """A sentence about localisation where not all test slides have tile labels; else nothing."""
+    counts = summary.get("localisation", {"slides": 0, "labelled_slides": 0})
+    if counts["labelled_slides"] == counts["slides"]:
+        return ""
+    return (
+        f"Localisation is of the {counts['labelled_slides']} of {counts['slides']} test slides that have tile labels."
+    )
 
 
 def threshold_of_tiles(job: Path) -> float:
-    """Of the patch F1, as it was chosen for a model; NaN where it was not."""
-    found = read_json(job / LOCALISATION_FILE)["threshold"] if (job / LOCALISATION_FILE).exists() else None
+    """Of the patch F1, as it was chosen for the fold of a model; NaN where it was not."""
+    found = (localisation_of([job]) or {}).get("threshold")
     return np.nan if found is None else float(found)
-
-
-def finite(value: float) -> float | None:
-    """For JSON, which has no NaN."""
-    return value if np.isfinite(value) else None

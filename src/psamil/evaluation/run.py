@@ -19,11 +19,13 @@ import torch
 from psamil.bag import Bag
 from psamil.cohort import BagCache, Cohort, Splits, k_fold, read_splits
 from psamil.cohort.split_files import fit_to_cohort
-from psamil.errors import DataError, one_of
+from psamil.errors import DataError, OptionError, one_of
 from psamil.evaluation.experiment import OnStep, Report, cross_validate
+from psamil.evaluation.fold_localisation import labelled_slides
 from psamil.evaluation.predictor import Prediction, Predictor, load
 from psamil.evaluation.run_folder import PREDICTIONS_FILE, RUN_FILE, data_of, finished_folds, read_run
 from psamil.evaluation.scores import read_predictions
+from psamil.recipes import settings_of_recipe
 from psamil.training.settings import TrainingSettings
 
 Tell = Callable[[str], None]
@@ -38,7 +40,8 @@ class Run:
 
     def __str__(self) -> str:
         head = f"{len(self.summary['finished'])} of {self.summary['folds']} folds; test part, by patient"
-        return f"{head}\n{self.table.to_string(float_format='%.3f', na_rep='')}"
+        table = self.table.to_string(float_format="%.3f", na_rep="")
+        return "\n".join(filter(None, (head, table, labelled_slides(self.summary))))
 
     @property
     def table(self) -> pd.DataFrame:
@@ -93,6 +96,7 @@ def fit(
     fold: int | None = None,
     seeds: int = 1,
     training: TrainingSettings = TrainingSettings(),  # noqa: B008 (frozen)
+    recipe: str | None = None,
     um_per_step: float | None = None,
     non_finite: str = "error",
     positions: str = "file",
@@ -118,6 +122,7 @@ def fit(
         fold: work on this fold alone.
         seeds: trainings per fold, whose predictions are averaged.
         training: settings of the model and its training.
+        recipe: "common" or "authors": settings to begin with, instead of ``training``; see :mod:`psamil.recipes`.
         um_per_step, non_finite, positions: how features are read; see :func:`psamil.open_bag`.
         damaged: slides that cannot be read: "set aside" or "refuse".
         tile_labels: folder of labels of single tiles (``<slide>.npy``, 0 for normal), to test where the models look.
@@ -126,9 +131,9 @@ def fit(
         tell: called with what a user should know about the data; ``print`` for instance.
         report: called with the name of the job and its line of the history after each epoch; ``print`` for instance.
         on_step: called after each step of the optimiser; see :func:`psamil.evaluation.experiment.cross_validate`.
-        settings: single settings of ``training``: ``model="abmil", epochs=20``.
+        settings: single settings, which win over ``training`` and ``recipe``: ``model="abmil", epochs=20``.
     """
-    out, training = Path(out), _with_settings(training, settings)
+    out, training = Path(out), _with_settings(training, recipe, settings)
     outcome: dict[str, Any] = {
         "target": target,
         "classes": classes,
@@ -152,9 +157,9 @@ def fit(
     )
     tell("reading every slide once")
     cohort = cohort.checked(damaged)
-    tell(str(cohort))
     if tile_labels is not None:
         cohort = cohort.with_tile_labels(tile_labels)
+    tell(str(cohort))
     if splits is None:
         chosen = k_fold(cohort, folds, val=val, repeats=repeats, seed=split_seed, by_site=by_site)
     else:
@@ -176,11 +181,15 @@ def fit(
     return Run(out, summary)
 
 
-def _with_settings(training: TrainingSettings, settings: dict[str, Any]) -> TrainingSettings:
+def _with_settings(training: TrainingSettings, recipe: str | None, settings: dict[str, Any]) -> TrainingSettings:
     known = TrainingSettings.__dataclass_fields__
     for name in settings:
         if name not in known:
             raise one_of("setting of training", name, known)
+    if recipe is not None:
+        if training != TrainingSettings():
+            raise OptionError("give training or a recipe; single settings, as in model='abmil', win over a recipe")
+        training = settings_of_recipe(recipe, settings.get("model", training.model))
     return replace(training, **settings)
 
 

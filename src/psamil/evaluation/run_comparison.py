@@ -26,7 +26,7 @@ from psamil.evaluation.comparison import (
     paired_bootstrap,
     paired_t_test,
 )
-from psamil.evaluation.fold_localisation import LOCALISATION_METRICS
+from psamil.evaluation.fold_localisation import LOCALISATION_METRICS, labelled_slides
 from psamil.evaluation.resampling import (
     Statistic,
     auc_statistic,
@@ -151,6 +151,12 @@ class RunComparison:
     def localisation_names(self) -> list[str]:
         """Of the metrics of localisation, where runs have any."""
         return [name for name in LOCALISATION_METRICS if name in self._all_names]
+
+    @property
+    def unlabelled(self) -> list[str]:
+        """A sentence for every run that was localised on a part of its test slides."""
+        found = [(run.name, labelled_slides(run.summary)) for run in self.runs]
+        return [f"{name}: {sentence}" for name, sentence in found if sentence]
 
     @property
     def _all_names(self) -> list[str]:

@@ -4,6 +4,7 @@ RUN/
   run.json                     settings, data, fingerprint of the data, hash of the splits, versions
   splits.json
   folds/<fold>/seed-<seed>/    history.jsonl, model.safetensors, predictions.csv, metrics.json (written last)
+  folds/<fold>/                with labels of tiles: tile_scores.safetensors of the test part, localisation.json
   predictions.csv              test predictions of all finished folds, mean over seeds
   summary.json                 metrics: mean and standard deviation over folds, intervals over patients
 """

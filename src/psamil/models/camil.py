@@ -41,9 +41,9 @@ from psamil.models.adjacency import Adjacency
 from psamil.models.nystrom import ORDER_MATTERS, NystromAttention
 from psamil.models.output import ModelOutput
 from psamil.models.pooling import TileEmbedding, attention_pooling
-from psamil.models.psa import GatedScore
 from psamil.models.registry import register_model
 from psamil.models.segments import segment_softmax, segment_sum
+from psamil.models.trunk import GatedScore
 
 NEIGHBOUR_RADIUS_STEPS = 1.5
 
@@ -102,15 +102,19 @@ class CAMIL(nn.Module):
     def neighbour_scores(self, t: Tensor, batch: PackedBags) -> Tensor:
         """(n,) w_i: how much the neighbours of tile i are like it, which the authors draw as a second map."""
         adjacency = Adjacency.of(batch, NEIGHBOUR_RADIUS_STEPS)
-        of_pair, of_itself = feature_similarity(batch.features.detach().to(t.dtype), adjacency)
+        of_pair, of_itself = feature_similarity(batch.features.detach(), adjacency)
         query, key = self.query(t), self.key(t)
         around = adjacency.sum(key, of_pair) + of_itself[:, None] * key
         return (query * around).sum(1) / math.sqrt(query.shape[1])
 
 
 def feature_similarity(features: Tensor, adjacency: Adjacency) -> tuple[Tensor, Tensor]:
-    """s_ij of each pair, (m,), and s_ii of each tile, (n,), which is 1 for a tile without neighbours."""
+    """s_ij of each pair, (m,), and s_ii of each tile, (n,), which is 1 for a tile without neighbours.
+
+    In float32 at least: squared distances between features can exceed what float16 holds.
+    """
     i, j, n = adjacency.rows, adjacency.columns, adjacency.n
+    features = features.to(torch.promote_types(features.dtype, torch.float32))
     distance = torch.cat(
         [(features[a] - features[b]).norm(dim=1) for a, b in zip(i.split(1 << 14), j.split(1 << 14), strict=True)]
     )

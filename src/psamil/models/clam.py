@@ -40,8 +40,8 @@ from psamil.bag import PackedBags
 from psamil.errors import OptionError
 from psamil.models.output import ModelOutput
 from psamil.models.pooling import PoolingModel, attention_pooling
-from psamil.models.psa import GatedScore
 from psamil.models.registry import register_model
+from psamil.models.trunk import GatedScore
 from psamil.models.two_classes import class_count, outputs_of_classes
 
 ATTENTION_DROPOUT = 0.25

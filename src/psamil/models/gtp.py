@@ -53,8 +53,8 @@ class GraphConvolution(nn.Module):
 
     def forward(self, x: Tensor, adjacency: Adjacency) -> Tensor:
         own = F.linear(x, self.linear.weight)
-        u = F.normalize(own + adjacency.sum(own) + self.linear.bias)
         norm = self.norm
+        u = F.normalize(own + adjacency.sum(own) + self.linear.bias).to(norm.weight.dtype)
         if norm.training and len(u) < 2:  # which have no variance
             return F.batch_norm(u, norm.running_mean, norm.running_var, norm.weight, norm.bias, eps=norm.eps)
         return norm(u)
@@ -117,7 +117,7 @@ class GTP(nn.Module):
         adjacency = Adjacency.of(batch, self.radius_steps)
         y = self.convolution(x, adjacency)
         shares = self.assign(y).softmax(1)  # S
-        nodes = torch.stack([s.T @ t for s, t in zip(batch.split(shares), batch.split(y), strict=True)])
+        nodes = products_in_bags(shares, y, batch).to(self.assign.weight.dtype)  # Z
         cut, balance = min_cut_losses(shares, adjacency, batch)
         return ModelOutput(
             logits=self.transformer(nodes),
@@ -133,16 +133,26 @@ class GTP(nn.Module):
         return (gradient * leaf.detach()).sum(2)
 
 
+def products_in_bags(a: Tensor, b: Tensor, batch: PackedBags) -> Tensor:
+    """(bags, k, m): A^T B over the tiles of each bag, of A (n, k) and B (n, m), in float32 at least.
+
+    These are sums over all tiles of a bag: float16 ends at 65,504.
+    """
+    with torch.autocast(a.device.type, enabled=False):
+        a, b = (values.to(torch.promote_types(values.dtype, torch.float32)) for values in (a, b))
+        return torch.stack([x.T @ y for x, y in zip(batch.split(a), batch.split(b), strict=True)])
+
+
 def min_cut_losses(shares: Tensor, adjacency: Adjacency, batch: PackedBags) -> tuple[Tensor, Tensor]:
     """Cut and balance, (b,) each, of the shares S (n, k) that tiles have in nodes; see the top of this module."""
     bags, k = len(batch), shares.shape[1]
     inside = segment_sum((shares * adjacency.sum(shares)).sum(1), batch.bag_of_tile, bags)  # Tr(S^T A S)
     total = segment_sum(adjacency.degree * shares.square().sum(1), batch.bag_of_tile, bags)  # Tr(S^T D S)
     cut = -inside / torch.where(total > 0, total, 1)
-    overlap = torch.stack([s.T @ s for s in batch.split(shares)])  # (b, k, k)
+    overlap = products_in_bags(shares, shares, batch)  # (b, k, k)
     filled = (batch.offsets.diff() > 0).to(shares.device)
     size = torch.where(filled, overlap.flatten(1).norm(dim=1), 1)
-    distance = overlap / size[:, None, None] - torch.eye(k, device=shares.device, dtype=shares.dtype) / k**0.5
+    distance = overlap / size[:, None, None] - torch.eye(k, device=overlap.device, dtype=overlap.dtype) / k**0.5
     return cut, distance.flatten(1).norm(dim=1) * filled
 
 

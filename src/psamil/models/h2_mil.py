@@ -85,7 +85,8 @@ class Tree:
         slide = torch.repeat_interleave(sizes[sizes > 0]).to(x.device)
         slide_of_square = squares.of_any_tile(slide)
         s, m = int((sizes > 0).sum()), len(squares)
-        place = _places(batch.xy, slide, s).to(x.dtype)
+        xy = batch.xy.to(torch.promote_types(batch.xy.dtype, x.dtype))  # whole numbers are allowed
+        place = _places(xy, slide, s).to(x.dtype)
         near = neighbour_pairs(squares.cell, squares.slides) + s, neighbour_pairs(batch.xy, batch.slides) + s + m
         trees = tree_pairs(slide_of_square, first_child=s), tree_pairs(squares.of_tile + s, first_child=s + m)
         return Tree(

@@ -7,7 +7,9 @@ A model is a module whose ``forward(batch: PackedBags)`` gives a :class:`ModelOu
   class indices in training (time bins for survival), None for other outcomes and whenever it only predicts;
 - one that must look at the training bags between epochs has ``start_epoch(epoch, epochs, batches)``, called in
   evaluation mode and without gradients before each epoch; ``batches()`` goes through the training bags. What it finds
-  belongs into buffers, so that it is saved with the weights.
+  belongs into buffers, so that it is saved with the weights;
+- one that is trained in stages says ``preliminary`` = True during the first ones: none of their epochs is kept if a
+  later one exists.
 """
 
 from dataclasses import dataclass, field

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from psamil.bag import PackedBags
 from psamil.errors import OptionError, ShapeError
 from psamil.models.output import ModelOutput
-from psamil.models.psa import GatedScore
 from psamil.models.registry import register_model
 from psamil.models.segments import segment_softmax, segment_sum
+from psamil.models.trunk import GatedScore
 
 
 def tile_features(batch: PackedBags, in_dim: int, dtype: torch.dtype) -> Tensor:

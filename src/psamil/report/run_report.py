@@ -167,6 +167,8 @@ def _localisation(comparison: RunComparison) -> Iterator[str]:
         "false-positive tiles per slide; area under it up to 8. Lesion FROC: the same for groups of touching labelled "
         "tiles, found by local maxima of the score.</p>"
     )
+    for sentence in comparison.unlabelled:
+        yield f'<p class="note">{html.escape(sentence)}</p>'
 
 
 def _protocol(comparison: RunComparison) -> list[tuple[str, str]]:

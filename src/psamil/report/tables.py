@@ -240,5 +240,7 @@ def save_tables(comparison: RunComparison, folder: Path) -> None:
     write_table(folder / "table.csv", frame_of_results(comparison))
     if comparison.tests:
         write_table(folder / "tests.csv", frame_of_tests(comparison))
+    else:  # of an earlier comparison in this folder
+        (folder / "tests.csv").unlink(missing_ok=True)
     with atomic_write(folder / "table.tex") as temporary:
         temporary.write_text(latex_table(comparison), encoding="utf-8")

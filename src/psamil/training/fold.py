@@ -271,6 +271,8 @@ class _Training:
         if progress.best is None or [score, -loss] > progress.best:
             progress.best, progress.best_epoch = [score, -loss], progress.epoch
             self.best = _copy(self.model)
+        if getattr(self.model, "preliminary", False):
+            progress.best = None  # whatever comes next is better
         return {f"validation {name}": score, "validation loss": loss}
 
     def _validation_logits(self) -> NDArray[np.float64]:

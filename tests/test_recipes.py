@@ -1,0 +1,143 @@
+"""Recipes: there for every model with a paper, complete, trained with, and won over by what the user says."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import yaml
+
+from psamil import fit, list_models
+from psamil.cli import main
+from psamil.cli.study import Study
+from psamil.cohort import BagCache, Cohort, Split, simulate
+from psamil.errors import OptionError
+from psamil.evaluation.run_folder import read_run
+from psamil.recipes import FOLDER, SAME_AUTHORS, TRUNK_OF_PSA, settings_of_recipe
+from psamil.training.fold import train_fold
+from psamil.training.settings import TrainingSettings
+from psamil.training.tasks import TaskOptions
+from tests.models.test_check import SMALL
+
+WITHOUT_PAPER = ("max", "mean", "size")
+MODELS = [name for name in list_models() if name not in WITHOUT_PAPER]
+AUTHORS = sorted((FOLDER / "authors").glob("*.yaml"))
+OPTIMISATION = {
+    *("epochs", "batch_samples", "optimizer", "lr", "first_lr", "warm_up", "constant", "weight_decay"),
+    *("gradient_clip", "patience", "task"),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("recipes") / "cohort"
+    simulate(folder, slides=6, tiles=50, dim=8, range_steps=2)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def cohort(folder):
+    return Cohort.open(folder, folder / "labels.csv", target="label", cache=BagCache(folder.parent / "cache"))
+
+
+@pytest.fixture(scope="module")
+def split(cohort):
+    ids = [cohort.ids[i] for i in np.argsort(cohort.outcome.labels, kind="stable")]
+    return Split(train=tuple(ids[1:-1]), val=(ids[0], ids[-1]), test=())
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_every_model_with_a_paper_is_trained_by_the_recipe_of_its_authors(model, cohort, split, tmp_path):
+    settings = replace(settings_of_recipe("authors", model), epochs=1, model_options=SMALL.get(model, {}))
+    saved = train_fold(cohort, split, settings, tmp_path)
+    assert saved.about["settings"]["model"] == model
+    assert all(parameter.isfinite().all() for parameter in saved.model.parameters())
+
+
+@pytest.mark.parametrize("file", [FOLDER / "common.yaml", *AUTHORS], ids=lambda file: file.stem)
+def test_a_recipe_names_every_setting_of_optimisation(file):
+    found = yaml.safe_load(file.read_text())
+    assert set(found) >= OPTIMISATION
+    assert "balance" in found["task"]
+    if file in AUTHORS:
+        assert file.stem in MODELS  # not a file that nobody reads
+        assert settings_of_recipe("authors", file.stem) != settings_of_recipe("common", file.stem)
+
+
+def test_models_that_share_a_recipe_exist():
+    assert {*SAME_AUTHORS, *SAME_AUTHORS.values(), *TRUNK_OF_PSA} <= set(MODELS)
+    assert settings_of_recipe("authors", "longmil") == replace(
+        settings_of_recipe("authors", "clam_sb"), model="longmil"
+    )
+
+
+def test_the_common_recipe_is_the_same_for_all_models():
+    first, *others = (settings_of_recipe("common", name) for name in list_models())
+    assert all(replace(other, model=first.model) == first for other in others)
+    assert (first.batch_samples, first.patience, first.task.balance) == (8, None, "weights")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "model", "message"),
+    [
+        ("author", "psa", "unknown recipe 'author'.*'authors'"),
+        ("authors", "abmill", "unknown model 'abmill'.*'abmil'"),
+        *(("authors", name, f"no recipe of the authors of model '{name}'; take the recipe") for name in WITHOUT_PAPER),
+    ],
+)
+def test_mistakes_are_named(recipe, model, message):
+    with pytest.raises(OptionError, match=message):
+        settings_of_recipe(recipe, model)
+
+
+def fitted(folder, tmp_path, **options):
+    cache = folder.parent / "cache"
+    return fit(folder, folder / "labels.csv", tmp_path / "run", target="label", folds=2, fold=0, cache=cache, **options)
+
+
+def test_from_python_single_settings_win_over_a_recipe(folder, tmp_path):
+    fitted(folder, tmp_path, recipe="authors", model="abmil", epochs=1, model_options={"hidden": 4})
+    expected = replace(settings_of_recipe("authors", "abmil"), epochs=1, model_options={"hidden": 4})
+    assert read_run(tmp_path / "run")["settings"] == expected.to_json()
+
+
+def test_from_python_a_recipe_takes_the_place_of_other_settings(folder, tmp_path):
+    with pytest.raises(OptionError, match="give training or a recipe"):
+        fitted(folder, tmp_path, recipe="authors", training=TrainingSettings(model="abmil"))
+
+
+@pytest.mark.parametrize("by_file", [False, True], ids=["options", "file"])
+def test_on_the_command_line_what_is_given_wins_even_if_it_is_a_default(by_file, folder, tmp_path):
+    default = TrainingSettings()
+    given = {"model": "abmil", "epochs": 1, "optimizer": "adam", "lr": 1e-3, "gradient_clip": default.gradient_clip}
+    if by_file:
+        file = tmp_path / "options.yaml"
+        file.write_text(yaml.safe_dump({"recipe": "authors", "training": {**given, "task": {"bins": 3}}}))
+        options = ["--config", str(file)]
+    else:
+        options = ["--recipe", "authors", "--training.task.bins", "3"]
+        options += [part for name, value in given.items() for part in (f"--training.{name}", str(value))]
+    where = [str(folder), str(folder / "labels.csv"), str(tmp_path / "run"), "--target", "label"]
+    with pytest.raises(SystemExit) as end:
+        main(["train", *where, "--folds", "2", "--fold", "0", "--cache", str(folder.parent / "cache"), *options])
+    assert end.value.code == 0
+    task = TaskOptions(balance="none", bins=3)
+    expected = replace(settings_of_recipe("authors", "abmil"), **given, task=task)
+    assert read_run(tmp_path / "run")["settings"] == expected.to_json()
+
+
+def test_on_the_command_line_a_wrong_recipe_is_one_line(folder, tmp_path, capsys):
+    with pytest.raises(SystemExit) as end:
+        main(["train", str(folder), str(folder / "labels.csv"), str(tmp_path / "run"), "--recipe", "mine"])
+    assert end.value.code == 2
+    assert capsys.readouterr().err == "psamil: unknown recipe 'mine'; known: 'authors', 'common'\n"
+
+
+def test_in_a_study_a_recipe_holds_for_all_models_but_those_that_name_another(tmp_path):
+    file = tmp_path / "study.yaml"
+    models = {"clam_sb": None, "other": {"model": "clam_sb", "recipe": "common", "lr": 1e-3}}
+    study = {"features": "f", "labels": "l", "recipe": "authors", "training": {"epochs": 15, "task": {"bins": 3}}}
+    file.write_text(yaml.safe_dump({**study, "models": models}))
+    found = Study.read(file).models
+    authors, common = (settings_of_recipe(recipe, "clam_sb") for recipe in ("authors", "common"))
+    assert found["clam_sb"] == replace(authors, epochs=15, task=replace(authors.task, bins=3))
+    assert found["other"] == replace(common, epochs=15, lr=1e-3, task=replace(common.task, bins=3))
