@@ -24,6 +24,7 @@ from psamil.files import (
     is_stale,
     read_json,
     unescape_cell,
+    without_nan,
     write_json,
 )
 
@@ -210,3 +211,8 @@ for _ in range(20):
     workers = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(4)]
     assert [worker.wait() for worker in workers] == [0] * 4
     assert not path.exists()
+
+
+def test_numbers_that_json_lacks_become_null():
+    values = {"a": [1.0, np.nan, {"b": np.float64("-inf")}], "c": "nan", "d": None, "e": 3}
+    assert without_nan(values) == {"a": [1.0, None, {"b": None}], "c": "nan", "d": None, "e": 3}

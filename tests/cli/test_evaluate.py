@@ -87,7 +87,7 @@ def test_labels_of_some_tiles(capsys, home, tmp_path):
     code, told, errors = evaluate(capsys, home, "other", *words)
     assert code == 0
     assert "2 of 12 slides have no tile labels" in errors
-    assert "Localisation: 10 of 12 slides have tile labels" in told
+    assert "Localisation, 10 of 12 slides" in told
     found = read_json(tmp_path / "out" / "metrics.json")["localisation"]
     assert (found["slides"], found["labelled_slides"]) == (12, 10)
     assert f"{found['metrics']['patch_auc']['estimate']:.3f}" in told

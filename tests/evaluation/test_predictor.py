@@ -377,7 +377,13 @@ def test_another_number_of_threads_is_told(fit, tmp_path):
 
 def test_fit_and_train_take_the_same_options():
     options, of_verb = (inspect.signature(function).parameters for function in (psamil.fit, train))
-    assert set(options) - set(of_verb) == {"tell", "report", "on_step", "settings"}
+    assert set(options) - set(of_verb) == {
+        "tell",
+        "report",
+        "on_step",
+        "settings",
+        "recipe",
+    }  # the parser adds --recipe
     assert {name: of_verb[name].default for name in of_verb} == {name: options[name].default for name in of_verb}
 
 

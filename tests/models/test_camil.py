@@ -90,6 +90,15 @@ def test_equal_tiles_are_fully_alike() -> None:
     assert of_itself.tolist() == [1.0] * 3
 
 
+def test_similarity_of_half_precision_features() -> None:
+    """Tiles 500 apart: the square of that is beyond float16."""
+    bag = bag_of(9)
+    adjacency, features = Adjacency.of(PackedBags.of(bag)), 200 * bag.features
+    expected = feature_similarity(features, adjacency)
+    for found, exact in zip(feature_similarity(features.half(), adjacency), expected, strict=True):
+        torch.testing.assert_close(found.double(), exact, rtol=1e-2, atol=1e-2)
+
+
 def test_neighbours_matter() -> None:
     model, bag = model_of(), bag_of(9)
     apart = Bag(bag.features, bag.xy * 2, bag.id)

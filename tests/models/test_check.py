@@ -226,6 +226,10 @@ def test_declared_exceptions() -> None:
     assert result.exceptions == {"permutation": reason}
     assert "permutation" not in result.passed
     assert str(result).splitlines()[1] == "  not permutation: tiles are a sequence"
+    also = type("Also", (SeesOrder, SeesPlace), {"exceptions": {"permutation": reason}})
+    with pytest.raises(ModelCheckError, match="translation") as caught:
+        check_model(also)
+    assert "moved slides" in str(caught.value.__cause__)  # not what was declared
     stale = type("Stale", (Sound,), {"exceptions": {"permutation": reason}})
     with pytest.raises(ModelCheckError, match="permutation: declared as an exception, but it holds"):
         check_model(stale)

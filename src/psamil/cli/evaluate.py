@@ -121,7 +121,7 @@ def _tell(result: dict[str, Any], out: Path, console: Console) -> None:
     console.print(table)
     if "localisation" in result:
         found = result["localisation"]
-        title = f"Localisation: {found['labelled_slides']} of {found['slides']} slides have tile labels"
+        title = f"Localisation, {found['labelled_slides']} of {found['slides']} slides"
         tiles = Table("metric", "tiles of all slides", title=title, title_justify="left")
         for name, row in found["metrics"].items():
             tiles.add_row(name, _estimate(row))

@@ -98,6 +98,6 @@ def check_model(
     if not failures["shapes"]:
         wrong += [f"{check}: declared as an exception, but it holds" for check in declared if not failures[check]]
     if wrong:
-        first = next((error for found in failures.values() for _, error in found), None)
+        first = next((error for check in failures if check not in declared for _, error in failures[check]), None)
         raise ModelCheckError(f"model {name!r} fails:\n" + "\n".join(f"  {line}" for line in wrong)) from first
     return CheckedModel(name, tuple(check for check in failures if check not in declared), declared)

@@ -10,9 +10,15 @@ and two auxiliary losses of each bag, averaged over bags: the cut -Tr(S^T A S) /
 neighbours into one node, and the balance || S^T S / ||S^T S||_F - I / sqrt 100 ||_F, which keeps nodes apart. The cut
 of tiles without neighbours is 0; without tiles both losses are 0, and all nodes too.
 
-**Tile scores.** The authors' GraphCAM follows the relevance of a logit through the transformer to the nodes (a rule for
-each layer), and from nodes to tiles by S. Here the relevance of a node is gradient times activation, the cheaper of the
-two readings:  a_i = sum_k S_ik r_k,  r_k = Z_k . dl/dZ_k,  with l the largest logit. It is not scaled per slide.
+**Tile scores** are the authors' GraphCAM. The relevance of the largest logit l goes through the transformer to the
+nodes, and from nodes to tiles; with P_bh the attention weights of head h in block b, and 0 the class token,
+
+    c_i = sum_k S_ik R_0k,    R = prod_b ( I + mean_h max(0, P_bh * dl/dP_bh) ), last block first,
+    a_i = sigmoid(l) (c_i - min c) / (max c - min c),    min and max over the bag.
+
+c_i alone compares tiles of one bag: the relevance of a logit that is far from 0 does not say on which side it is. Where
+all c_i are equal, a_i = sigmoid(l). Where this differs from the authors: for the relevance of P_bh they have a rule for
+each layer in place of P_bh itself, and for three classes and more a softmax in place of the sigmoid.
 
 In training, BatchNorm uses mean and variance over all tiles of the batch, so that results depend on what is packed
 together, as they do in the authors' code; its running values serve where a batch has less than two tiles.
@@ -22,9 +28,11 @@ since the convolution is linear, x W is summed over neighbours instead of x.
 
 Zheng, Gindra, Green, Burks, Betke, Beane, Kolachalama: A Graph-Transformer for Whole Slide Image Classification. IEEE
 Transactions on Medical Imaging 2022. Min-cut pooling: Bianchi, Grattarola, Alippi: Spectral Clustering with Graph
-Neural Networks for Graph Pooling. ICML 2020.
+Neural Networks for Graph Pooling. ICML 2020. Relevance: Chefer, Gur, Wolf: Generic Attention-model Explainability for
+Interpreting Bi-Modal and Encoder-Decoder Transformers. ICCV 2021.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -38,7 +46,7 @@ from psamil.models.output import ModelOutput
 from psamil.models.pooling import tile_features
 from psamil.models.registry import register_model
 from psamil.models.segments import segment_sum
-from psamil.models.transformer import SelfAttention, TransformerBlock
+from psamil.models.transformer import TransformerBlock
 
 
 class GraphConvolution(nn.Module):
@@ -60,24 +68,45 @@ class GraphConvolution(nn.Module):
         return norm(u)
 
 
+class NodeAttention(nn.Module):
+    """Multi-head attention inside each of b short sequences (b, t, width); its weights (b, heads, t, t) are shown."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        if width % heads:
+            raise OptionError(f"the width must be a multiple of the number of heads, got {width} and {heads}")
+        self.heads = heads
+        self.qkv = nn.Linear(width, 3 * width, bias=False)
+        self.mix = nn.Linear(width, width)
+
+    def forward(self, x: Tensor, shown: list[Tensor]) -> Tensor:
+        q, k, v = self.qkv(x).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)  # (b, heads, t, d)
+        weights = (q @ k.mT / math.sqrt(q.shape[-1])).softmax(-1)
+        shown.append(weights)
+        return self.mix((weights.to(v.dtype) @ v).transpose(1, 2).flatten(2))
+
+
 class NodeTransformer(nn.Module):
-    """Logits (b, n_out) of nodes (b, k, width): a class token attends to them, without positions."""
+    """Logits (b, n_out) of nodes (b, k, width): a class token attends to them, without positions.
+
+    The weights of the attention come with them, (b, heads, 1 + k, 1 + k) per block.
+    """
 
     def __init__(self, width: int, n_out: int, depth: int, heads: int, mlp_ratio: int) -> None:
         super().__init__()
         self.token = nn.Parameter(torch.zeros(width))
         self.blocks = nn.ModuleList(
-            TransformerBlock(width, SelfAttention(width, heads), mlp_ratio) for _ in range(depth)
+            TransformerBlock(width, NodeAttention(width, heads), mlp_ratio) for _ in range(depth)
         )
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, n_out)
 
-    def forward(self, nodes: Tensor) -> Tensor:
-        bags, k, width = nodes.shape
-        x = torch.cat((self.token.expand(bags, 1, width).to(nodes.dtype), nodes), 1).flatten(0, 1)
+    def forward(self, nodes: Tensor) -> tuple[Tensor, list[Tensor]]:
+        x = torch.cat((self.token.expand(len(nodes), 1, -1).to(nodes.dtype), nodes), 1)
+        shown: list[Tensor] = []
         for block in self.blocks:
-            x = block(x, range(0, len(x) + 1, k + 1))
-        return self.head(self.norm(x[:: k + 1]))
+            x = block(x, shown)
+        return self.head(self.norm(x[:, 0])), shown
 
 
 class GTP(nn.Module):
@@ -118,19 +147,36 @@ class GTP(nn.Module):
         y = self.convolution(x, adjacency)
         shares = self.assign(y).softmax(1)  # S
         nodes = products_in_bags(shares, y, batch).to(self.assign.weight.dtype)  # Z
+        logits, _ = self.transformer(nodes)
         cut, balance = min_cut_losses(shares, adjacency, batch)
         return ModelOutput(
-            logits=self.transformer(nodes),
-            tile_scores=(shares.detach() * self._relevance(nodes)[batch.bag_of_tile]).sum(1),
+            logits=logits,
+            tile_scores=self._tile_scores(shares.detach(), nodes, logits.detach(), batch.bag_of_tile),
             auxiliary_losses={"cut": cut.mean(), "balance": balance.mean()},
         )
 
+    def _tile_scores(self, shares: Tensor, nodes: Tensor, logits: Tensor, bag: Tensor) -> Tensor:
+        relevance = (shares * self._relevance(nodes)[bag]).sum(1)  # c
+        ends = relevance.new_zeros(2, len(nodes))
+        low, high = (
+            end.scatter_reduce(0, bag, relevance, how, include_self=False)[bag]
+            for end, how in zip(ends, ("amin", "amax"), strict=True)
+        )
+        span = high - low
+        differ = span > 1e-5 * high  # beyond rounding
+        place = torch.where(differ, (relevance - low) / torch.where(differ, span, 1), 1)
+        return logits.amax(1).sigmoid()[bag] * place
+
     def _relevance(self, nodes: Tensor) -> Tensor:
-        """(b, k) gradient times activation of the largest logit, also where gradients are off."""
+        """(b, k) R_0k of the largest logit, without gradient; also where gradients are off."""
         with torch.inference_mode(False), torch.enable_grad():
-            leaf = nodes.detach().clone().requires_grad_()
-            (gradient,) = torch.autograd.grad(self.transformer(leaf).amax(1).sum(), leaf)
-        return (gradient * leaf.detach()).sum(2)
+            logits, shown = self.transformer(nodes.detach().clone().requires_grad_())
+            gradients = torch.autograd.grad(logits.amax(1).sum(), shown)
+        row = torch.eye(1, 1 + nodes.shape[1], device=nodes.device)  # of the class token
+        for weights, gradient in zip(reversed(shown), reversed(gradients), strict=True):
+            of_block = (weights.detach() * gradient).relu().mean(1)  # (b, 1 + k, 1 + k)
+            row = row + (row[..., None] * of_block).sum(1)
+        return row[:, 1:]
 
 
 def products_in_bags(a: Tensor, b: Tensor, batch: PackedBags) -> Tensor:

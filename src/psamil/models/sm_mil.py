@@ -8,9 +8,8 @@ With h_i = ReLU(W_0 x_i + b_0) the embedding of tile i (the features themselves 
 - ``sm_transformer``: before that pooling, depth times h <- y + MLP(LN y) + h_0 with y = h + Sm(attention(LN h)) and h_0
   the embedding; then LN. Attention is softmax(q . k / sqrt d) over all tiles of the bag, blind to their positions.
 
-The score of a tile is a_i, after smoothing. The linear layers behind the operator are divided by their largest singular
-value, as in the paper: they cannot undo its work, the energy of what follows being at most that of what was smoothed.
-A bag without tiles has z = 0.
+The score of a tile is a_i, after smoothing. As in the paper, the linear layers of a_i behind the operator are divided
+by their largest singular value, so that they do not undo its work. A bag without tiles has z = 0.
 
 Time O(T n hidden) for ``sm_abmil``, and next to nothing beyond ABMIL when late; O(n^2 hidden) more for
 ``sm_transformer``. Memory O(n hidden).
@@ -110,11 +109,11 @@ class SmABMIL(PoolingModel):
 
 
 class SmoothedAttention(nn.Module):
-    """Sm(attention(x)); the outputs of the heads are not mixed."""
+    """Sm(attention(x))."""
 
     def __init__(self, width: int, heads: int, smooth: Smooth) -> None:
         super().__init__()
-        self.attention, self.smooth = SelfAttention(width, heads, mix_heads=False), smooth
+        self.attention, self.smooth = SelfAttention(width, heads), smooth
 
     def forward(self, x: Tensor, offsets: list[int], adjacency: Adjacency) -> Tensor:
         return self.smooth(self.attention(x, offsets), adjacency).to(x.dtype)

@@ -1,9 +1,9 @@
 r"""Self-attention over whole sequences that are packed one after the other, and the block around it.
 
-    block(x) = y + MLP(LN y),    y = x + attention(LN x),    attention = [softmax(q_h k_h^T / sqrt d) v_h]_h W_o
+    block(x) = y + MLP(LN y),    y = x + attention(LN x),    attention = [softmax(q_h k_h^T / sqrt d) v_h]_h
 
-q, k and v are linear in x, without biases. A sequence is a bag, or the nodes that stand for one. Time O(sum of squared
-lengths x width), memory O(n width): the fused attention of torch holds no matrix of pairs.
+q, k and v are linear in x, without biases; the outputs of the heads stand side by side. A sequence is a bag. Time
+O(sum of squared lengths x width), memory O(n width): the fused attention of torch holds no matrix of pairs.
 """
 
 from collections.abc import Sequence
@@ -22,16 +22,14 @@ class SelfAttention(nn.Module):
     Args:
         width: of the tokens; a multiple of ``heads``.
         heads: number of attention heads.
-        mix_heads: whether W_o, with a bias, follows; otherwise the outputs of the heads stand side by side.
     """
 
-    def __init__(self, width: int, heads: int, *, mix_heads: bool = True) -> None:
+    def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         if min(width, heads) < 1 or width % heads:
             raise OptionError(f"the width must be a multiple of the number of heads, got {width} and {heads}")
         self.heads = heads
         self.qkv = nn.Linear(width, 3 * width, bias=False)
-        self.mix = nn.Linear(width, width) if mix_heads else nn.Identity()
 
     def forward(self, x: Tensor, offsets: Sequence[int]) -> Tensor:
         """(n, width) for tokens (n, width); ``offsets`` (s + 1) say where each sequence begins."""
@@ -40,7 +38,7 @@ class SelfAttention(nn.Module):
             scaled_dot_product_attention(q[None], k[None], v[None])[0].transpose(0, 1).flatten(1)
             for q, k, v in (qkv[:, :, a:b] for a, b in pairwise(offsets) if b > a)
         ]
-        return self.mix(torch.cat(sequences) if sequences else x)
+        return torch.cat(sequences) if sequences else x
 
 
 class TransformerBlock(nn.Module):
