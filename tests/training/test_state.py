@@ -127,3 +127,12 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path):
     assert "\n" not in str(error.value)
     assert path.read_bytes() == before
     assert [file.name for file in tmp_path.iterdir()] == ["file"]
+
+
+def test_others_may_read_what_the_mask_of_the_process_lets_them(tmp_path):
+    before = os.umask(0o022)
+    try:
+        write_tensors(tmp_path / "file", {"a": torch.zeros(1)}, {})
+    finally:
+        os.umask(before)
+    assert (tmp_path / "file").stat().st_mode & 0o777 == 0o644

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from psamil.errors import DataError
@@ -23,11 +23,9 @@ from psamil.files import atomic_write
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
     """A safetensors file with ``about`` as JSON in its header."""
     plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    content = save(plain, metadata={"about": json.dumps(about)})  # its save_file makes files that only the owner reads
     with atomic_write(path) as temporary:
-        try:
-            save_file(plain, temporary, metadata={"about": json.dumps(about)})
-        except SafetensorError as error:  # which hides the error of the system
-            raise OSError(str(error)) from error
+        temporary.write_bytes(content)
 
 
 def read_tensors(path: Path, remedy: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
