@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from psamil.cli.progress import TrainingProgress
+from psamil.evaluation.fold_localisation import LOCALISATION_METRICS
 from psamil.evaluation.run import fit
 from psamil.training.settings import TrainingSettings
 
@@ -94,13 +95,22 @@ def train(
 
 
 def _tell(summary: dict[str, Any], out: Path, console: Console) -> None:
-    finished = len(summary["finished"])
-    table = Table(title=f"{finished} of {summary['folds']} folds; test part, by patient", title_justify="left")
-    for column in ("metric", "mean", "sd over folds", "95% interval over patients"):
-        table.add_column(column)
-    for name, row in summary["metrics"].items():
-        interval = f"{row['low']:.3f} to {row['high']:.3f}" if row.get("low") is not None else ""
-        numbers = ["-" if row[key] is None else f"{row[key]:.3f}" for key in ("mean", "sd")]
-        table.add_row(name, *numbers, interval)
-    console.print(table)
+    head = f"{len(summary['finished'])} of {summary['folds']} folds; test part"
+    of_tiles = {name: row for name, row in summary["metrics"].items() if name in LOCALISATION_METRICS}
+    of_patients = {name: row for name, row in summary["metrics"].items() if name not in of_tiles}
+    console.print(_table(f"{head}, by patient", of_patients))
+    if of_tiles:
+        console.print(_table(f"{head}, tiles", of_tiles))
     console.print(f"run directory: {out}", markup=False)
+
+
+def _table(title: str, metrics: dict[str, dict[str, Any]]) -> Table:
+    table = Table("metric", "mean", "sd over folds", title=title, title_justify="left")
+    has_intervals = any(row.get("low") is not None for row in metrics.values())
+    if has_intervals:
+        table.add_column("95% interval over patients")
+    for name, row in metrics.items():
+        numbers = ["-" if row[key] is None else f"{row[key]:.3f}" for key in ("mean", "sd")]
+        interval = f"{row['low']:.3f} to {row['high']:.3f}" if row.get("low") is not None else ""
+        table.add_row(name, *numbers, *([interval] if has_intervals else []))
+    return table
