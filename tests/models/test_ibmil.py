@@ -83,7 +83,7 @@ def test_k_means_of_few_points() -> None:
 def test_dictionary_holds_means_of_directions() -> None:
     generator = torch.Generator().manual_seed(0)
     axes = torch.eye(3, 6)
-    lengths = 1 + 9 * torch.rand(12, 1, generator=generator)
+    lengths = torch.tensor([0.1] * 6 + [10.0] * 6)[:, None]  # as they are, the short ones would be one cluster
     vectors = lengths * (axes[torch.arange(12) % 3] + 0.01 * torch.randn(12, 6, generator=generator))
     found = confounder_dictionary(vectors, 3)
     expected = torch.stack([vectors[j::3].mean(0) for j in range(3)])  # of the unscaled vectors
