@@ -82,7 +82,8 @@ def test_a_mixed_folder(capsys, copy):
     assert "1 slides of the table are left out, since their file was set aside: 'slide_00000'" in told
     assert "meant?" not in told
     assert "Usable: 4 of 7 slides, 1 files set aside; read the notes and what is said about the labels." in told
-    assert f"cohort = psamil.Cohort.open('{copy}', '{copy / 'labels.csv'}').checked()" in told
+    assert f"Next: psamil train {copy} {copy / 'labels.csv'} run" in told
+    assert f"or: in Python, cohort = psamil.Cohort.open('{copy}', '{copy / 'labels.csv'}').checked()" in told
 
 
 def test_what_does_not_match_prevents_ready(capsys, copy):

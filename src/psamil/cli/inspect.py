@@ -214,7 +214,7 @@ def _next(found: Inspection, labels: Path | None, options: dict[str, Any], asked
     """Commands to go on with; more than one where there is a choice."""
     if found.choices:
         given = {**({} if labels is None else {"labels": labels}), **options, **asked}
-        return [_command(choice.path, given) for choice in found.choices]
+        return [_command("inspect", [choice.path], given) for choice in found.choices]
     if found.error:
         return ["mend the folder, or point at another one"]
     if found.labels_error:
@@ -222,14 +222,15 @@ def _next(found: Inspection, labels: Path | None, options: dict[str, Any], asked
     if found.verdict == "unusable":
         return ["point at the folder that holds the features, or extract them again"]
     if labels is None:
-        return [_command(found.path, asked) + " --labels TABLE"]
+        return [_command("inspect", [found.path], asked) + " --labels TABLE"]
     where = f"psamil.find_bags({_python(found.path, asked)})" if asked else _python(found.path, {})
-    table = _python(labels, options)
-    return [f"in Python, cohort = psamil.Cohort.open({where}, {table}).checked()"]
+    in_python = f"in Python, cohort = psamil.Cohort.open({where}, {_python(labels, options)}).checked()"
+    train = _command("train", [found.path, labels, "run"], options)
+    return [in_python] if asked else [train, in_python]
 
 
-def _command(path: Path, options: dict[str, Any]) -> str:
-    words = ["psamil", "inspect", str(path)]
+def _command(verb: str, places: list[Path | str], options: dict[str, Any]) -> str:
+    words = ["psamil", verb, *map(str, places)]
     for name, value in options.items():
         words += [f"--{name}", *(map(str, value) if isinstance(value, list) else [str(value)])]
     return shlex.join(words)
