@@ -26,7 +26,8 @@ How it is measured:
   to float32. The rest is the linear layers and norms of the block, pooling, loss, optimiser and, for psamil, the
   writing of its state, here after every 8 slides.
 - One claim is checked: psamil is faster by ``LEAST_SPEEDUP`` with ``paper-demo``, the size of heads that the other
-  benchmarks have. Wider models spend most of their time in linear layers, which cost both the same. That both compute
+  benchmarks have. ``paper-crc``, the default of the model, misses it: wider models spend most of their time in linear
+  layers, which cost both the same. That both compute
   the same, but for the rule of pruning, is seen from the logits of the first slide before any training.
 """
 
