@@ -7,22 +7,28 @@ STAMP := $(VENV)/.installed
 PIP_INSTALL = $(BIN)/python -m pip install -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install test lint demo bench clean
+.PHONY: help install browser test lint demo bench clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "%-8s  %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 install: $(STAMP) ## Create the virtual environment (VENV=.venv) with the pinned development dependencies
 
-# The pinned setuptools goes in first, so that the build uses it rather than an unpinned one.
+# The pinned setuptools goes in first, so that the build uses it rather than an unpinned one. timm comes without its
+# dependency torchvision, whose builds are for GPUs: tests of encoders do without it.
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	echo '*' > $(VENV)/.gitignore
 	$(PIP_INSTALL) setuptools
 	$(PIP_INSTALL) --no-build-isolation -e '.[dev]'
+	$(PIP_INSTALL) --no-deps timm
 	touch $@
 
-test: $(STAMP) ## Check format, lint, types and layers, then run the tests
+# Tests look at reports in a real browser. Where it cannot be installed they are skipped and say so, but not in CI.
+browser:
+	command -v chromium >/dev/null || { apt-get update -q && apt-get install -q -y chromium; } || test -z "$$CI"
+
+test: $(STAMP) browser ## Check format, lint, types and layers, then run the tests
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/mypy
