@@ -23,6 +23,7 @@ from psamil.files import (
     identity_of_process,
     is_stale,
     read_json,
+    remove_temporaries,
     unescape_cell,
     without_nan,
     write_json,
@@ -104,6 +105,16 @@ with atomic_write({str(path)!r}) as temporary, h5py.File(temporary, "w") as h5:
     with h5py.File(path) as h5:
         assert h5["x"][:].tolist() == [0, 1, 2]
     assert all(name == "a.h5" or (name.startswith(".") and name.endswith(".tmp")) for name in os.listdir(tmp_path))
+
+
+def test_what_killed_writers_left_can_be_removed(tmp_path):
+    """Of this file alone, whatever signs its name has."""
+    ours, others = [".a[1].h5.0123456789ab.tmp"], ["a[1].h5", ".a1.h5.0123456789ab.tmp", ".a[1].h5.notes.tmp", "x.tmp"]
+    for name in ours + others:
+        (tmp_path / name).touch()
+    remove_temporaries(tmp_path / "a[1].h5")
+    assert sorted(os.listdir(tmp_path)) == sorted(others)
+    remove_temporaries(tmp_path / "none" / "a")
 
 
 def test_json(tmp_path):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import glob
 import hashlib
 import json
 import math
@@ -59,6 +60,13 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink()
+
+
+def remove_temporaries(path: str | Path) -> None:
+    """Removes what killed writers of a file left beside it. For whoever alone may write it, by a lock."""
+    path = Path(path)
+    for temporary in path.parent.glob(f".{glob.escape(path.name)}.{'[0-9a-f]' * 12}.tmp"):
+        temporary.unlink(missing_ok=True)
 
 
 def _sync(path: Path) -> None:

@@ -36,7 +36,7 @@ def evaluate(capsys, home, cohort, *args):
     """Exit code, standard output and standard error."""
     features = home / cohort
     with pytest.raises(SystemExit) as ended:
-        main(["evaluate", *map(str, (home / "run", features, features / "labels.csv", *args))])
+        main(["evaluate", *map(str, (features, features / "labels.csv", "--run", home / "run", *args))])
     told = capsys.readouterr()
     return ended.value.code, told.out, told.err
 

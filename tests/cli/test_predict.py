@@ -31,10 +31,10 @@ def copy(folder, tmp_path):
     return shutil.copytree(folder / "20x_256px_0px_overlap", tmp_path / "copy")
 
 
-def predict(capsys, *args):
+def predict(capsys, run, features, *args):
     """Exit code, standard output and standard error."""
     with pytest.raises(SystemExit) as ended:
-        main(["predict", *map(str, args)])
+        main(["predict", *map(str, (features, "--run", run, *args))])
     told = capsys.readouterr()
     return ended.value.code, told.out, told.err
 
@@ -119,7 +119,7 @@ def test_nothing_to_predict(capsys, run, copy, tmp_path):
     (tmp_path / "empty").mkdir()
     code, _, errors = predict(capsys, run.folder, tmp_path / "empty", "--out", out)
     assert code == 2
-    assert "holds no features of a known format" in errors
+    assert "holds neither slides nor features of a known format" in errors
 
 
 def test_results_of_the_run_are_not_overwritten(capsys, run, folder, tmp_path):

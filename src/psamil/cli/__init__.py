@@ -20,17 +20,21 @@ import yaml
 from psamil.cli.compare import compare
 from psamil.cli.demo import demo
 from psamil.cli.evaluate import evaluate
+from psamil.cli.extract import extract
 from psamil.cli.inspect import inspect
 from psamil.cli.predict import predict
 from psamil.cli.train import train
 from psamil.cohort.simulation import simulate
 from psamil.errors import PsamilError
 from psamil.recipes import RECIPES, settings_of_recipe
+from psamil.slides.procedural import draw_slides
 from psamil.training.settings import TrainingSettings
 
 VERBS: dict[str, Any] = {
+    "extract": extract,
     "inspect": inspect,
     "simulate": simulate,
+    "draw-slides": draw_slides,
     "train": train,
     "evaluate": evaluate,
     "predict": predict,
@@ -88,7 +92,10 @@ def _parser(training: TrainingSettings | None = None) -> Any:
         example = next((line.strip() for line in text.splitlines() if line.startswith("Example:")), None)
         of_verb = ArgumentParser(description=summary, epilog=example)
         of_verb.add_argument("--config", action="config", help="YAML file of options")
-        of_verb.add_function_arguments(function, as_positional=True)
+        parameters = introspection.signature(function).parameters
+        options: set[str | int] = {name for name, of in parameters.items() if of.kind is of.KEYWORD_ONLY}
+        of_verb.add_function_arguments(function, as_group=False, as_positional=True, skip=options)
+        of_verb.add_function_arguments(function, as_group=False, skip=set(parameters) - options)
         if "training" in introspection.signature(function).parameters:
             recipes = " or ".join(f'"{recipe}"' for recipe in RECIPES)
             of_verb.add_argument("--recipe", help=f"settings of training to begin with: {recipes}")

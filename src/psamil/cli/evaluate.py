@@ -16,10 +16,10 @@ from psamil.evaluation.predictor import load
 
 
 def evaluate(
-    run: Path,
     features: Path,
     labels: Path,
     *,
+    run: Path,
     out: Path = Path("evaluation"),
     target: str | list[str] | None = None,
     classes: list[str] | None = None,
@@ -41,7 +41,7 @@ def evaluate(
 ) -> int:
     """Tests the models of a run on another cohort. Nothing is fitted to it: thresholds and temperatures are the run's.
 
-    Example: psamil evaluate run other-features other-labels.csv --out evaluation
+    Example: psamil evaluate other-features other-labels.csv --run run --out evaluation
 
     Writes metrics.json and predictions.csv. Options that are not given are as in training.
 

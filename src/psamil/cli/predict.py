@@ -14,6 +14,7 @@ from rich.progress import Progress
 from rich.text import Text
 
 from psamil.bag import Bag
+from psamil.cli.slide_features import extract_like, slides_of, write_heat_map
 from psamil.cohort.cohort import UNITS, join_slides
 from psamil.cohort.matching import PATIENT_COLUMNS, find_column, link_rows, match_bags, slide_name
 from psamil.cohort.tables import quoted, read_table
@@ -22,12 +23,13 @@ from psamil.evaluation.experiment import write_table
 from psamil.evaluation.external import origin
 from psamil.evaluation.predictor import Prediction, Predictor, load
 from psamil.readers import BagRef, Found, SetAside, find_bags, open_bag, slide_id
+from psamil.readers.extraction_settings import differences, extraction_settings
 
 
 def predict(
-    run: Path,
-    features: Path,
+    input: Path,
     *,
+    run: Path,
     out: Path = Path("predictions.csv"),
     unit: str | None = None,
     patients: Path | None = None,
@@ -38,11 +40,18 @@ def predict(
     um_per_step: float | None = None,
     non_finite: str | None = None,
     positions: str | None = None,
+    mpp: float | None = None,
+    encoder_weights: Path | None = None,
+    workers: int | None = None,
     device: str = "cpu",
 ) -> int:
     """Predicts new slides with the models of a run: calibrated, averaged, with the range over the models.
 
-    Example: psamil predict run new-features --out predictions.csv
+    Example: psamil predict slide.svs --run run --out predictions.csv
+
+    From raw slides, features are made as those of the run were, if these came from psamil extract; they stay in
+    predictions-features, and predictions-heat-maps gets a picture of each slide. From features, they are taken as they
+    are, unless it is known that they were made in another way.
 
     One row per slide; or per patient, if the models were trained on patients with all of their slides. Slides that
     cannot be read or do not fit the models are left out and listed, and a patient some of whose slides are missing is
@@ -50,8 +59,8 @@ def predict(
     highest value of a single model.
 
     Args:
+        input: a slide, a folder of slides, or features of any known format: a folder or a single file.
         run: run directory, one of its folds (run/folds/0), or one model.safetensors.
-        features: folder of features of any known format, or a single file.
         out: the table to write.
         unit: what is predicted: "slide" or "patient"; by default as in training.
         patients: table of slides and their patients, needed to predict patients.
@@ -63,6 +72,9 @@ def predict(
         non_finite: what to do with tiles that have NaN or infinite features: "error", "drop" or "zero"; by default as
             in training.
         positions: "file", or "row order" for files without coordinates; by default as in training.
+        mpp: micrometres per pixel of raw slides, whatever they say themselves.
+        encoder_weights: file of the weights of the encoder, where it cannot be found by its name.
+        workers: processes that read raw slides; by default one less than there are cores.
         device: where to compute, as torch names it: "cpu", "cuda".
     """
     predictor = load(run, device=device)
@@ -70,10 +82,21 @@ def predict(
     asked = {"um_per_step": um_per_step, "non_finite": non_finite, "positions": positions}
     before = origin(predictor)
     reading = {**before["reading"], **{name: value for name, value in asked.items() if value is not None}}
-    found = find_bags(features, format=format, member=member)
-    if not found.bags and not found.set_aside:
-        raise DataError(features, "holds no features of a known format", "look into it with psamil inspect")
     console = Console(stderr=True, highlight=False, soft_wrap=True)
+    slides, failed, features = slides_of(input), list[SetAside](), input
+    if slides:
+        features = out.with_name(f"{out.stem}-features")
+        of_slides: dict[str, Any] = {"mpp": mpp, "weights": encoder_weights, "workers": workers, "device": device}
+        failed = extract_like(before["extraction"], slides, features, run=run, **of_slides, console=console)
+    else:
+        _refuse_other_features(input, before["extraction"])
+    found = find_bags(features, format=format, member=member)
+    if slides:  # others of an earlier call may lie there as well
+        names = {slide_id(path) for path in slides}
+        found = replace(found, bags=tuple(ref for ref in found.bags if ref.id in names), set_aside=tuple(failed))
+    elif not found.bags and not found.set_aside:
+        cause = "holds neither slides nor features of a known format"
+        raise DataError(input, cause, "look into it with psamil inspect")
     set_aside = list(found.set_aside)
     wanted = {ref.id: _Wanted([ref], 1) for ref in found.bags}
     unit = _unit(unit, before["outcome"].get("unit") or "slide", patients)
@@ -91,6 +114,8 @@ def predict(
     partly = [prediction.id for prediction in predictions if wanted[prediction.id].is_incomplete]
     if partly:
         console.print(Text(f"predicted without some of their slides (see the column note): {quoted(partly)}"))
+    if slides and unit == "slide":
+        _write_heat_maps(predictions, found, slides, out.with_name(f"{out.stem}-heat-maps"), mpp, console)
     counts = f"{unit}s: {len(predictions)}; models: {len(predictor)}; set aside: {len(set_aside)}"
     Console(highlight=False, soft_wrap=True).print(f"{counts}\nwrote {out}", markup=False)
     return int(bool(set_aside or partly))
@@ -171,6 +196,31 @@ def _readable(
             of_one.used = len(bags)
             if bags:
                 yield join_slides(bags, id)
+
+
+def _refuse_other_features(features: Path, trained: dict[str, Any]) -> None:
+    """What psamil extract made in another way than the features of the run."""
+    made = extraction_settings(features)
+    other = differences(made, trained) if made and trained else []
+    if other:
+        cause = f"has other features than the models were trained on: {'; '.join(other)}"
+        raise DataError(features, cause, "extract them as before, or let psamil predict do it: name the slides")
+
+
+def _write_heat_maps(
+    predictions: list[Prediction], found: Found, slides: list[Path], out: Path, mpp: float | None, console: Console
+) -> None:
+    path_of, bag_of = {slide_id(path): path for path in slides}, {ref.id: ref for ref in found.bags}
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        for prediction in bar.track(predictions, description="drawing heat maps"):
+            if prediction.tiles:
+                says = prediction.predicted or ", ".join(f"{k} {v:.3g}" for k, v in prediction.values.items())
+                name = prediction.id
+                picture = out / f"{name}.png"
+                write_heat_map(
+                    path_of[name], bag_of[name].path, prediction.tile_scores, f"{name}: {says}", picture, mpp
+                )
+    console.print(Text(f"heat maps: {out}"))
 
 
 def _refuse_to_overwrite(out: Path, run: Path) -> None:

@@ -8,13 +8,11 @@ their own stain, survival times and files in TRIDENT's layout.
 from __future__ import annotations
 
 import csv
-import hashlib
 import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
@@ -23,7 +21,8 @@ from scipy.optimize import brentq
 
 from psamil.cohort.interaction import PHENOTYPES, draw_slide
 from psamil.errors import DataError, OptionError
-from psamil.files import atomic_write, write_json
+from psamil.files import atomic_write
+from psamil.readers.trident_writing import TridentSlide, feature_path, new_feature_file, write_state
 
 MIN_TILES = 50
 PARTS = {"train": 0.6, "val": 0.2, "test": 0.2}
@@ -31,7 +30,6 @@ MEDIAN_SURVIVAL_MONTHS = 60.0  # of negative patients
 SEPARATION = 6.0  # distance of each phenotype's mean feature from the origin, in standard deviations of a feature
 PATCH_PX, STEP_PX0, MPP = 256, 512, 0.25  # tiles of 256 px at 20x, on slides scanned at 40x
 MAGNIFICATION, SLIDE_MAGNIFICATION = 20, 40
-FOLDER = f"{MAGNIFICATION}x_{PATCH_PX}px_0px_overlap"
 
 
 @dataclass(frozen=True)
@@ -188,31 +186,21 @@ def write_trident_bag(
     out: Path, name: str, slide: str, features: NDArray[np.floating], coords_px0: NDArray[np.int64]
 ) -> Path:
     """Writes features and what is known of the slide as TRIDENT does: chunks of one tile, attributes, states."""
-    folder = f"{FOLDER}/features_{name}"
     width, height = (int(side) + STEP_PX0 for side in coords_px0.max(0, initial=0))
-    about = {"name": slide, "savetodir": folder}
-    about_coords = {
-        "patch_size": PATCH_PX,
-        "patch_size_level0": STEP_PX0,
-        "level0_magnification": SLIDE_MAGNIFICATION,
-        "target_magnification": MAGNIFICATION,
-        "overlap": 0,
-        "level0_width": width,
-        "level0_height": height,
-    }
-    path = out / folder / f"{slide}.h5"
-    with atomic_write(path) as temporary, h5py.File(temporary, "w") as file:
-        for key, array, attributes in (
-            ("features", features, about | {"encoder": name}),
-            ("coords", coords_px0, about | about_coords),
-        ):
-            one_tile = (1, *array.shape[1:])
-            dataset = file.create_dataset(key, data=array, chunks=one_tile, maxshape=(None, *array.shape[1:]))
-            dataset.attrs.update(attributes)
-    source = hashlib.sha1(f"{slide}.svs".encode(), usedforsecurity=False).hexdigest()[:12]
-    meta = {"dimensions": [width, height], "mpp": MPP, "mag": SLIDE_MAGNIFICATION, "level_count": 1}
-    write_json(out / "wsi_states" / f"{slide}__{source}.json", {"schema_version": 2, "meta": meta})
-    return path
+    about = TridentSlide(
+        name=slide,
+        size_px0=(width, height),
+        mpp_px0=MPP,
+        patch_px=PATCH_PX,
+        patch_px0=STEP_PX0,
+        overlap_px=0,
+        magnification=MAGNIFICATION,
+        slide_magnification=SLIDE_MAGNIFICATION,
+    )
+    with new_feature_file(out, about, name) as file:
+        file.begin(features, coords_px0)
+    write_state(out, about, f"{slide}.svs")
+    return feature_path(out, about.tiling_folder, name, slide)
 
 
 def _check(options: dict[str, Any]) -> None:

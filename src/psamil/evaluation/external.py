@@ -32,7 +32,7 @@ from psamil.evaluation.fold_localisation import (
 from psamil.evaluation.intervals import Interval, bootstrap_interval
 from psamil.evaluation.predictor import Prediction, Predictor
 from psamil.evaluation.resampling import Statistic, auc_statistic, concordance_statistic, statistic_of_rows
-from psamil.evaluation.run_folder import METRICS_FILE, PREDICTIONS_FILE, SPLITS_FILE, data_of
+from psamil.evaluation.run_folder import DATA, METRICS_FILE, PREDICTIONS_FILE, SPLITS_FILE, data_of
 from psamil.evaluation.scores import by_patient, score, truth
 from psamil.files import without_nan, write_json
 from psamil.training.metrics import Integers
@@ -195,7 +195,7 @@ def find_overlap(predictor: Predictor, cohort: Cohort) -> Overlap:
 def origin(predictor: Predictor) -> dict[str, dict[str, Any]]:
     """What the run directory of the models says about its data; nothing for a model that was moved elsewhere."""
     run = _run_of_fold(predictor.members[0].path.resolve().parent.parent)
-    return {"outcome": {}, "reading": {}, "patients": {}} if run is None else data_of(run)
+    return {name: {} for name in DATA} if run is None else data_of(run)
 
 
 def _run_of_fold(folder: Path) -> Path | None:

@@ -25,6 +25,7 @@ from psamil.evaluation.fold_localisation import labelled_slides
 from psamil.evaluation.predictor import Prediction, Predictor, load
 from psamil.evaluation.run_folder import PREDICTIONS_FILE, RUN_FILE, data_of, finished_folds, read_run
 from psamil.evaluation.scores import read_predictions
+from psamil.readers.extraction_settings import extraction_settings
 from psamil.recipes import settings_of_recipe
 from psamil.training.settings import TrainingSettings
 
@@ -165,7 +166,10 @@ def fit(
     else:
         chosen = _fitted(splits, cohort, tell)
     _tell_other_threads(out, len(chosen), tell)
-    about = {"outcome": {**outcome, "unit": unit}}  # so that other cohorts can be read in the same way
+    about = {  # so that other cohorts can be read, and other slides be made features of, in the same way
+        "outcome": {**outcome, "unit": unit},
+        "extraction": extraction_settings(features),
+    }
     summary = cross_validate(
         cohort,
         chosen,

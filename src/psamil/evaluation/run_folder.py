@@ -18,6 +18,7 @@ from psamil.errors import DataError
 from psamil.files import read_json
 
 RUN_FILE, SPLITS_FILE, SUMMARY_FILE = "run.json", "splits.json", "summary.json"
+DATA = ("outcome", "reading", "patients", "extraction")  # what run.json says of them
 METRICS_FILE, PREDICTIONS_FILE = "metrics.json", "predictions.csv"
 
 
@@ -51,6 +52,6 @@ def finished_folds(run: Path, folds: int) -> dict[int, list[Path]]:
 
 
 def data_of(run: Path) -> dict[str, dict[str, Any]]:
-    """How the outcome and the features of a run were read, and whose its samples are."""
+    """How the outcome and the features of a run were read, whose its samples are, and how its features were made."""
     about = read_run(run)
-    return {name: about.get(name) or {} for name in ("outcome", "reading", "patients")}
+    return {name: about.get(name) or {} for name in DATA}

@@ -88,7 +88,8 @@ def _step_and_tile_px0(about: dict[str, Any]) -> tuple[float | None, float | Non
     tile = positive(about.get("patch_size_level0"))
     patch, overlap = positive(about.get("patch_size")), positive(about.get("overlap")) or 0.0
     source, target = positive(about.get("level0_magnification")), positive(about.get("target_magnification"))
-    if patch and source and target:
+    # Files whose tiles were sized by micrometres have a side that nominal magnifications do not give.
+    if patch and source and target and tile in (None, patch * source // target):
         zoom = source / target
         tile = float(round(patch * zoom))
         step = tile - round(overlap * zoom)

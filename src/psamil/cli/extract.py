@@ -1,0 +1,131 @@
+"""``psamil extract``: from a folder of slides to a folder of features."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from psamil.cli.extraction_progress import ExtractionProgress
+from psamil.errors import DataError
+from psamil.slides.encoders import load_encoder
+from psamil.slides.encoders.registry import DEFAULT_ENCODER
+from psamil.slides.extraction import Outcome
+from psamil.slides.extraction import extract as extract_slides
+from psamil.slides.extraction_record import FAILURES, QUALITY
+from psamil.slides.mpp_table import read_mpp_table
+from psamil.slides.slide import find_slides
+from psamil.slides.tiling import TileGrid
+
+ALL_DONE, SOME_FAILED, OTHERS_AT_WORK = 0, 1, 3
+
+
+def extract(
+    slides: Path,
+    *,
+    out: Path = Path("features"),
+    encoder: str = DEFAULT_ENCODER,
+    weights: Path | None = None,
+    target_mpp: float = 0.5,
+    tile_px: int = 224,
+    tile_um: float | None = None,
+    overlap_px: int = 0,
+    least_tissue: float = 0.25,
+    mpp: float | None = None,
+    mpp_table: Path | None = None,
+    masks: Path | None = None,
+    workers: int | None = None,
+    batch: int = 64,
+    device: str = "auto",
+    precision: str = "float32",
+) -> int:
+    """Finds the tissue of slides, cuts it into tiles, and writes the features of a frozen encoder in TRIDENT's layout.
+
+    Example: psamil extract slides --out features --encoder efficientnet-lite0 --target-mpp 0.5 --tile-px 224
+
+    What is finished is not done again; slides that failed are. Several processes may work on the same folder. The exit
+    code is 0 if all slides are done, 1 if some failed (features/failures.csv says why), and 3 if others are still at
+    work on the last ones.
+
+    Args:
+        slides: a slide, or a folder of slides.
+        out: folder of the features, of one encoder and one kind of tiles.
+        encoder: its name, a folder or "python:module:function".
+        weights: file of the weights, for an encoder given by name.
+        target_mpp: micrometres per pixel at which tiles are read.
+        tile_px: side of a tile in these pixels.
+        tile_um: side of a tile in micrometres, instead of tile_px.
+        overlap_px: of neighbouring tiles, in pixels of a tile.
+        least_tissue: share of a tile that has to be tissue.
+        mpp: micrometres per pixel of the scans, whatever they say themselves.
+        mpp_table: table with columns slide and mpp, for scans that differ.
+        masks: folder with <slide>.geojson, .png, .tif or .npy for each slide, instead of a search for tissue.
+        workers: processes that read slides; by default one less than there are cores.
+        batch: tiles that are encoded together.
+        device: where to encode, as torch names it; "auto" is the graphics card, where there is one.
+        precision: "float32", or "bfloat16" or "float16" for mixed precision.
+    """
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    grid = TileGrid(target_mpp, tile_px, tile_um, overlap_px, least_tissue)
+    found = find_slides(slides)
+    if masks is not None and not masks.is_dir():
+        raise DataError(masks, "is no folder", "name the folder of the masks")
+    mpp_of = read_mpp_table(mpp_table) if mpp_table is not None else {}
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    workers = reading_processes(workers)
+    frozen = load_encoder(encoder, weights=weights, device=device, precision=precision)
+    console.print(
+        f"{len(found)} slides, {frozen.name} ({frozen.dim} features; licence: {frozen.licence}) on {device}, "
+        f"tiles of {grid.size_px} px at {grid.mpp:g} um, {workers} reading processes",
+        markup=False,
+    )
+    if frozen.mpp is not None and (frozen.mpp, frozen.tile_px) != (grid.mpp, grid.size_px):
+        own = f"tiles of {frozen.tile_px} px at {frozen.mpp:g} um"
+        console.print(f"Note: {frozen.name} was trained on {own}.", markup=False)
+    with ExtractionProgress(console) as shown:
+        outcome = extract_slides(
+            found,
+            out,
+            frozen,
+            grid,
+            mpp=mpp,
+            mpp_of=mpp_of,
+            masks=masks,
+            workers=workers,
+            batch=batch,
+            report=shown.report,
+        )
+    _tell(outcome, out, Console(highlight=False, soft_wrap=True))
+    return SOME_FAILED if outcome.failed else OTHERS_AT_WORK if outcome.elsewhere else ALL_DONE
+
+
+def reading_processes(asked: int | None) -> int:
+    """As many as asked for, or one less than there are cores. The encoder gets the cores that they leave."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    processes = max(1, cores - 1) if asked is None else asked
+    torch.set_num_threads(max(1, cores - processes))
+    return processes
+
+
+def _tell(outcome: Outcome, out: Path, console: Console) -> None:
+    rate = f", {outcome.tiles / outcome.seconds:.0f} per second" if outcome.tiles else ""
+    lines = [f"done: {len(outcome.done)} slides, {outcome.tiles:,} tiles{rate}"]
+    if outcome.finished_before:
+        lines += [f"finished before: {len(outcome.finished_before)}"]
+    if outcome.empty:
+        lines += [f"without tissue: {len(outcome.empty)} ({_some(outcome.empty)}); see {out / QUALITY}"]
+    if outcome.elsewhere:
+        lines += [f"other processes work on {len(outcome.elsewhere)}: {_some(outcome.elsewhere)}"]
+    if outcome.failed:
+        lines += [f"failed: {len(outcome.failed)} ({_some(list(outcome.failed))}); see {out / FAILURES}"]
+        lines += ["Run the same command again to retry them."]
+    lines += [f"Next: psamil inspect {out}"]
+    console.print("\n".join(lines), markup=False)
+
+
+def _some(names: list[str], most: int = 5) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

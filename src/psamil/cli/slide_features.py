@@ -1,0 +1,88 @@
+"""From raw slides to features that the models of a run understand: made as those they were trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from torch import Tensor
+
+from psamil.cli.extract import reading_processes
+from psamil.cli.extraction_progress import ExtractionProgress
+from psamil.errors import DataError
+from psamil.files import atomic_write
+from psamil.readers import SetAside, find_bags, slide_id, trident
+from psamil.readers.extraction_settings import differences
+from psamil.report.heat_maps import ScoredPicture, save_heat_map
+from psamil.slides.encoders import load_encoder
+from psamil.slides.extraction import extract
+from psamil.slides.extraction_record import Extraction
+from psamil.slides.slide import DICOM_SUFFIXES, IMAGE_SUFFIXES, SLIDE_SUFFIXES, find_slides, open_slide
+
+OVERVIEW_PX = 1200  # the longer side of the picture of a slide
+
+
+def slides_of(path: Path) -> list[Path]:
+    """A slide, or the slides of a folder in which there are no features; else nothing."""
+    if path.is_file():
+        return [path] if path.suffix.lower() in (*SLIDE_SUFFIXES, *DICOM_SUFFIXES, *IMAGE_SUFFIXES) else []
+    if not path.is_dir() or find_bags(path).bags:
+        return []
+    try:
+        return find_slides(path)
+    except DataError:  # nothing is in there; who looks for features says so
+        return []
+
+
+def extract_like(
+    trained: Mapping[str, Any],
+    slides: list[Path],
+    out: Path,
+    *,
+    run: Path,
+    mpp: float | None,
+    weights: Path | None,
+    workers: int | None,
+    device: str,
+    console: Console,
+) -> list[SetAside]:
+    """Writes the features of slides into a folder; returns the slides that failed.
+
+    Args:
+        trained: how the features of the run were made, as its run.json says.
+        run: that is named where its features cannot be made again.
+        mpp, weights, workers, device: see :func:`psamil.cli.extract.extract`.
+    """
+    if not trained:
+        cause = "does not say how the features it was trained on were made"
+        raise DataError(run, cause, "extract those of the slides in the same way and predict from the features")
+    made = Extraction.from_json(trained, run)
+    processes = reading_processes(workers)
+    encoder = load_encoder(made.reference or made.encoder, weights=weights, device=device, precision=made.precision)
+    other = differences(Extraction.of(encoder, made.grid).to_json(), dict(trained))
+    if other:
+        remedy = "give the weights of the encoder that the run was trained with (--encoder-weights)"
+        raise DataError(run, f"was trained on features made with another encoder: {'; '.join(other)}", remedy)
+    with ExtractionProgress(console) as shown:
+        done = extract(slides, out, encoder, made.grid, mpp=mpp, workers=processes, report=shown.report)
+    paths = {slide_id(path): path for path in slides}
+    failed = {**done.failed, **dict.fromkeys(done.elsewhere, "another process works on it; predict again later")}
+    return [SetAside(paths[name], reason) for name, reason in failed.items()]
+
+
+def write_heat_map(slide_path: Path, features: Path, scores: Tensor, title: str, out: Path, mpp: float | None) -> None:
+    """The slide beside the scores of its tiles, as a PNG."""
+    tiles = trident.read(features, with_features=False)
+    assert tiles.coords is not None
+    assert tiles.tile_size is not None
+    with open_slide(slide_path, mpp) as slide:
+        um = slide.mpp_px0
+        overview = slide.overview(max(slide.size_px0) * um / OVERVIEW_PX)
+        size_um = (slide.size_px0[0] * um, slide.size_px0[1] * um)
+    corners_um = np.asarray(tiles.coords, dtype=np.float64) * um
+    picture = ScoredPicture(title, overview, size_um, corners_um, tiles.tile_size * um, {"tile scores": scores.numpy()})
+    with atomic_write(out) as temporary:
+        save_heat_map(picture, temporary)

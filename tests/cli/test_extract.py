@@ -1,0 +1,120 @@
+import csv
+import os
+from pathlib import Path
+
+import pytest
+
+from psamil.cli import main
+from psamil.errors import DataError
+from psamil.files import Lock, read_json
+from psamil.slides.mpp_table import read_mpp_table
+from tests.slides.made_slides import draw
+
+OPTIONS = ["--tile-px", "224", "--batch", "4", "--workers", "1", "--device", "cpu"]
+
+
+def run(capsys, *args):
+    with pytest.raises(SystemExit) as ended:
+        main(["extract", *map(str, args)])
+    told = capsys.readouterr()
+    return ended.value.code, told.out, told.err
+
+
+def test_from_slides_to_features(tmp_path, capsys):
+    """With the embedded encoder; one slide has no resolution, which is given afterwards."""
+    slides, out = tmp_path / "slides", tmp_path / "features"
+    draw(slides / "a.tif")
+    from PIL import Image
+
+    Image.open(draw(tmp_path / "b.tif", seed=1)).convert("RGB").save(slides / "b.tif", compression="raw")
+    code, told, progress = run(capsys, slides, "--out", out, *OPTIONS)
+    assert code == 1
+    assert (
+        "2 slides, efficientnet-lite0 (1280 features; licence: Apache-2.0) on cpu, tiles of 224 px at 0.5 um"
+        in progress
+    )
+    assert "1/2 a: 4 tiles" in progress
+    assert "2/2 b: failed: does not say how large its pixels are" in progress
+    assert "done: 1 slides, 4 tiles" in told
+    assert f"failed: 1 (b); see {out / 'failures.csv'}" in told
+    assert read_json(out / "extraction.json")["encoder"] == "efficientnet-lite0"
+
+    table = tmp_path / "mpp.csv"
+    table.write_text("slide,mpp\nb.tif,0.25\n")
+    code, told, _ = run(capsys, slides, "--out", out, "--mpp-table", table, *OPTIONS)
+    assert code == 0
+    assert "done: 1 slides, 1 tiles" in told
+    assert "finished before: 1" in told
+    assert f"Next: psamil inspect {out}" in told
+    with open(out / "quality.csv", newline="") as file:
+        assert [(row["slide"], row["mpp"]) for row in csv.DictReader(file)] == [("a", "0.5"), ("b", "0.25")]
+
+    code, _, error = run(capsys, slides, "--out", out, "--tile-um", "64", *OPTIONS)
+    assert code == 2
+    assert error.splitlines()[-1].startswith(f"psamil: {out}: has features made with tile_px 224, not 128")
+
+    lock = out / "20x_224px_0px_overlap" / "features_efficientnet-lite0" / "c.h5.lock"
+    draw(slides / "c.tif")
+    with Lock(lock):
+        code, told, _ = run(capsys, slides, "--out", out, *OPTIONS)
+    assert code == 3
+    assert "other processes work on 1: c" in told
+
+
+def test_masks(tmp_path, capsys):
+    slides, masks = tmp_path / "slides", tmp_path / "masks"
+    for name in ("a", "b"):
+        draw(slides / f"{name}.tif")
+    masks.mkdir()
+    ring = [[0, 0], [224, 0], [224, 224], [0, 224], [0, 0]]
+    (masks / "a.geojson").write_text(f'{{"type": "Polygon", "coordinates": [{ring}]}}')
+    code, told, progress = run(capsys, slides, "--out", tmp_path / "out", "--masks", masks, *OPTIONS)
+    assert code == 1
+    assert "done: 1 slides, 1 tiles" in told
+    assert f"b: failed: {masks}: has no mask of it" in progress
+    code, _, error = run(capsys, slides, "--masks", tmp_path / "none", *OPTIONS)
+    assert code == 2
+    assert "none: is no folder" in error
+
+
+def test_help_and_mistakes(tmp_path, capsys):
+    code, told, _ = run(capsys, "--help")
+    assert code == 0
+    assert "Example: psamil extract slides --out features" in " ".join(told.split())
+    code, _, error = run(capsys, tmp_path / "none")
+    assert code == 2
+    assert "none: does not exist" in error
+    draw(tmp_path / "a.tif")
+    assert run(capsys, tmp_path, "--encoder", "nonsense")[0] == 2
+    code, _, error = run(capsys, tmp_path, "--workers", "0")
+    assert code == 2
+    assert "workers must be at least 1" in error
+
+
+def test_tables_of_resolutions(tmp_path):
+    table = tmp_path / "mpp.csv"
+    table.write_text("Slide_ID,mpp\n007.svs,0.25\nb,\nc,0.5\nc,0.5\n")
+    assert read_mpp_table(table) == {"007": 0.25, "c": 0.5}
+    for text, message in (
+        ("name,mpp\na,1\n", "has no column 'slide'"),
+        ("slide,um\na,1\n", "has no column 'mpp'"),
+        ("slide,mpp\na,-1\n", "-1 micrometres per pixel"),
+        ("slide,mpp\na,x\n", "not a number"),
+        ("slide,mpp\na,1\na.svs,2\n", "has both 1 and 2 um"),
+    ):
+        table.write_text(text)
+        with pytest.raises(DataError, match=message):
+            read_mpp_table(table)
+
+
+@pytest.mark.skipif(
+    not Path(os.environ.get("PSAMIL_DATA", Path(__file__).parents[3] / "shared" / "data"), "wsi").is_dir(),
+    reason="no data folder; PSAMIL_DATA names it",
+)
+def test_a_real_slide(tmp_path, capsys):
+    data = Path(os.environ.get("PSAMIL_DATA", Path(__file__).parents[3] / "shared" / "data"))
+    slide = data / "wsi" / "CMU-1-Small-Region.svs"
+    code, told, _ = run(capsys, slide, "--out", tmp_path, "--tile-um", "256", *OPTIONS[2:])
+    assert code == 0
+    assert "done: 1 slides" in told
+    assert (tmp_path / "20x_512px_0px_overlap" / "features_efficientnet-lite0" / "CMU-1-Small-Region.h5").exists()
