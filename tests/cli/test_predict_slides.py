@@ -29,8 +29,8 @@ def home(tmp_path_factory):
     names = [f"s{i}" for i in range(8)]
     for i, name in enumerate(names):
         draw(home / "slides" / f"{name}.tif", side_px=384, seed=i)
+    slides, out = str(home / "slides"), str(home / "features")
     with pytest.raises(SystemExit) as ended:
-        slides, out = str(home / "slides"), str(home / "features")
         main(["extract", slides, "--out", out, "--encoder", ENCODER, "--tile-px", "64", *WORDS])
     assert ended.value.code == 0
     labels = pd.DataFrame({"slide_id": names, "label": ["no", "yes"] * 4})

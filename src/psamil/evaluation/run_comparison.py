@@ -260,13 +260,13 @@ def _tests(others: Sequence[FinishedRun], reference: FinishedRun) -> list[Tested
 
 
 def _compared(run: FinishedRun, reference: FinishedRun) -> list[Comparison]:
-    """Over folds, then over patients."""
+    """Over folds, where there are several, then over patients."""
     first, second = (_per_fold(one) for one in (run, reference))
     shares = [len(fold.test) / len(fold.train) for fold in (run.splits[k] for k in run.summary["finished"])]
-    comparisons = [
-        paired_t_test(first, second),
-        corrected_t_test(first, second, test_to_train=float(np.mean(shares))),
-    ]
+    comparisons = []
+    if len(shares) > 1:
+        corrected = corrected_t_test(first, second, test_to_train=float(np.mean(shares)))
+        comparisons = [paired_t_test(first, second), corrected]
     patients = run.patients["patient"].to_numpy()
     strata = _strata(run)
     comparisons.append(paired_bootstrap(statistic_of(run), statistic_of(reference), patients, strata))
