@@ -42,7 +42,7 @@ lint: $(STAMP) ## Format and fix what can be fixed, then check types and layers
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-demo: $(STAMP) ## Simulate slides, train PSA-MIL and ABMIL, compare them in demo-report/index.html
+demo: $(STAMP) ## Draw slides, extract features, train PSA-MIL and ABMIL, compare them in demo-report/index.html
 	$(BIN)/python -m psamil demo --out demo-report
 
 bench: $(STAMP) ## Measure time and memory of the attention

@@ -13,9 +13,9 @@
 - ``msi``: microsatellite instability from regions of TCGA colorectal slides without positions, for the models that need
   none; 5 folds by patient.
 
-Each is a study file, written to OUT/<cohort>/study.yaml, for ``psamil compare --study``. All models are narrow, about 100
-numbers per tile (48 for cells), and are otherwise as they are by default: a CPU trains them all in about an hour. The
-settings are the same for all, fixed beforehand and not searched. A study that was stopped goes on.
+Each is a study file, written to OUT/<cohort>/study.yaml, for ``psamil compare --study``. All models are narrow, about
+100 numbers per tile (48 for cells), and are otherwise as they are by default: a CPU trains them all in about an hour.
+The settings are the same for all, fixed beforehand and not searched. A study that was stopped goes on.
 """
 
 import argparse
@@ -55,6 +55,7 @@ def narrow_options(width: int) -> dict[str, dict[str, Any]]:
         "ibmil": {},
         "longmil": {"width": width, "heads": 3},
         "setmil": {"map_side": 32, "token_width": 32, "branch_width": 32, "depth": 2, "heads": 4},
+        "psa_evidence": {},
         "size": {},
         "sm_transformer": {"hidden": width, "heads": 3},
         "transmil": {"width": width, "heads": 3},

@@ -42,8 +42,12 @@ MODELS = {
     "mean": TrainingSettings(model="mean", model_options={"hidden": 0}, epochs=30, lr=1e-2, patience=10),
     "abmil": TrainingSettings(model="abmil", model_options={"hidden": 128, "dropout": 0.25}, epochs=30, lr=3e-4),
     "psa": TrainingSettings(model="psa", model_options=SMALL, epochs=30, lr=3e-4),
-    "clam_sb": TrainingSettings(model="clam_sb", model_options={"hidden": 128, "attention_dim": 64}, epochs=30, lr=3e-4),
-    "clam_mb": TrainingSettings(model="clam_mb", model_options={"hidden": 128, "attention_dim": 64}, epochs=30, lr=3e-4),
+    "clam_sb": TrainingSettings(
+        model="clam_sb", model_options={"hidden": 128, "attention_dim": 64}, epochs=30, lr=3e-4
+    ),
+    "clam_mb": TrainingSettings(
+        model="clam_mb", model_options={"hidden": 128, "attention_dim": 64}, epochs=30, lr=3e-4
+    ),
     "dtfd": TrainingSettings(model="dtfd", model_options={"hidden": 128}, epochs=30, lr=3e-4),
 }
 PUBLISHED = {"mil_192": "HIPT authors, ABMIL", "hipt_gp_192": "HIPT authors, HIPT"}

@@ -1,4 +1,4 @@
-"""`psamil compare` and `psamil demo` as users start them."""
+"""`psamil compare` as users start it."""
 
 import json
 import sys
@@ -12,7 +12,6 @@ from psamil.cli.study import Study
 from psamil.cohort import simulate
 from psamil.evaluation.run import fit
 from psamil.files import read_json
-from psamil.training.settings import TrainingSettings
 from tests.evaluation.made_runs import make_run, make_splits
 
 
@@ -202,24 +201,3 @@ def test_the_example_study(tmp_path, capsys, monkeypatch):
     Path("study.yaml").write_text(text.replace("epochs: 12", "epochs: 1"))
     assert run("compare", "--study", "study.yaml", "--out", "study") == 0
     assert pd.read_csv("study/table.csv")["run"].tolist() == ["psa", "abmil", "mean"]
-
-
-def test_demo_goes_on_where_it_was_stopped(tmp_path, capsys, monkeypatch):
-    small = {
-        "psa": TrainingSettings(model="psa", model_options={"heads": 2, "head_dim": 4}, epochs=1),
-        "abmil": TrainingSettings(model="abmil", model_options={"hidden": 4}, epochs=1),
-    }
-    monkeypatch.setattr(sys.modules["psamil.cli.demo"], "SETTINGS", small)
-    (tmp_path / "out" / "cohort" / "left over").mkdir(parents=True)
-    options = ("demo", "--out", str(tmp_path / "out"), "--slides", "18", "--tiles", "150", "--folds", "2")
-    assert run(*options) == 0
-    first = capsys.readouterr().out
-    assert "Learned radii K" in first
-    assert "planted" in (tmp_path / "out" / "index.html").read_text()
-    weights = tmp_path / "out" / "psa" / "folds" / "0" / "seed-0" / "model.safetensors"
-    before = weights.stat().st_mtime_ns
-    assert run(*options) == 0
-    second = capsys.readouterr().out
-    assert "simulating" not in second
-    assert "epoch 1/1" not in second
-    assert weights.stat().st_mtime_ns == before

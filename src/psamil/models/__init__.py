@@ -6,6 +6,7 @@ from psamil.models import (  # noqa: F401 (each registers its models)
     clam,
     das_mil,
     dtfd,
+    evidence,
     gtp,
     h2_mil,
     ibmil,

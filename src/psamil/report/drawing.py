@@ -35,16 +35,17 @@ STYLE: dict[Any, Any] = {
     "ytick.color": "#5b616b",
 }
 PANEL = (3.25, 3.1)  # inches
+LEGEND_LINES, LEGEND_LINE_IN = 4, 0.18  # that a panel has room for, and the height of one
 MAX_COLUMNS = 3
 
 
 @dataclass(frozen=True)
 class Figure:
-    """An SVG element with what it shows."""
+    """An SVG or image element with what it shows."""
 
     title: str
     caption: str
-    svg: str
+    element: str
 
 
 def panels(count: int, **options: Any) -> tuple[Any, list[Any]]:
@@ -61,10 +62,12 @@ def panels(count: int, **options: Any) -> tuple[Any, list[Any]]:
 
 
 def legend_below(canvas: Any, axis: Any) -> None:
-    """The legend of an axis, under the picture and as wide as it."""
+    """The legend of an axis, under the picture and as wide as it. The canvas grows by its lines but for the first few."""
     handles, labels = axis.get_legend_handles_labels()
-    width = canvas.get_size_inches()[0]
+    width, height = canvas.get_size_inches()
     columns = max(1, min(len(labels), int(width * 14 / (max(map(len, labels)) + 6))))
+    more_lines = max(0, -(-len(labels) // columns) - LEGEND_LINES)
+    canvas.set_size_inches(width, height + LEGEND_LINE_IN * more_lines)
     canvas.legend(handles, labels, loc="outside lower center", ncols=columns)
 
 

@@ -16,6 +16,7 @@ from psamil.report.run_figures import figures_of
 from psamil.report.tables import html_results, html_table, html_tests, marks_of_tests, metric_title
 from psamil.training.class_tasks import ClassificationTask
 
+MOST_NAMED = 6  # runs in the heading
 MARKED = "paired bootstrap over patients, adjusted by Holm’s method"
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 CSS = """
@@ -43,7 +44,7 @@ td small { color: var(--soft); }
 .facts tbody th { min-width: 10rem; }
 .figures { display: flex; flex-wrap: wrap; gap: 1.5rem; }
 figure { margin: 0; flex: 0 1 auto; max-width: 100%; }
-figure svg { max-width: 100%; height: auto; display: block; }
+figure svg, figure img { max-width: 100%; height: auto; display: block; }
 figcaption { width: 0; min-width: 100%; margin-top: .3rem; } /* as wide as the picture, not wider */
 @media print {
   body { max-width: none; padding: 0; font-size: 10pt; }
@@ -64,29 +65,37 @@ def write_report(
     title: str = "",
     notes: Sequence[str] = (),
     planted_steps: tuple[float, float] | None = None,
+    pictures: Sequence[Figure] = (),
 ) -> None:
     """Writes the page. Without matplotlib it has no figures, and says so.
 
     Args:
         comparison: of one or several runs.
         path: of the HTML file.
-        title: heading; by default the names of the runs.
+        title: heading; by default the names of the runs, or how many there are.
         notes: sentences that stand under the heading.
         planted_steps: see :func:`psamil.report.run_figures.figures_of`.
+        pictures: of slides, from :func:`psamil.report.heat_maps.heat_maps`.
     """
     missing = ""
     try:
         figures = figures_of(comparison.runs, planted_steps=planted_steps)
     except MissingExtraError as error:
         figures, missing = [], str(error)
-    heading = title or " · ".join(run.name for run in comparison.runs)
-    text = "\n".join(_page(comparison, figures, heading, notes, missing)) + "\n"
+    names = [run.name for run in comparison.runs]
+    heading = title or (" · ".join(names) if len(names) <= MOST_NAMED else f"{len(names)} runs")
+    text = "\n".join(_page(comparison, figures, pictures, heading, notes, missing)) + "\n"
     with atomic_write(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
 def _page(
-    comparison: RunComparison, figures: Sequence[Figure], heading: str, notes: Sequence[str], missing: str
+    comparison: RunComparison,
+    figures: Sequence[Figure],
+    pictures: Sequence[Figure],
+    heading: str,
+    notes: Sequence[str],
+    missing: str,
 ) -> Iterator[str]:
     title = html.escape(heading)
     yield "<!doctype html>"
@@ -101,14 +110,10 @@ def _page(
     yield f'<p class="note">{html.escape(_how_to_read(comparison))}</p>'
     yield from _tests(comparison)
     yield from _localisation(comparison)
+    yield from _section("Slides", pictures)
     if missing:
         yield f'<p class="note">{html.escape(missing)}</p>'
-    if figures:
-        yield '<h2>Curves</h2>\n<div class="figures">'
-        for figure in figures:
-            yield f"<figure><h3>{html.escape(figure.title)}</h3>\n{figure.svg}"
-            yield f"<figcaption>{html.escape(figure.caption)}</figcaption></figure>"
-        yield "</div>"
+    yield from _section("Curves", figures)
     yield "<h2>Data and protocol</h2>"
     yield _facts(_protocol(comparison))
     yield "<h2>Settings</h2>"
@@ -116,6 +121,16 @@ def _page(
     yield "<h2>Versions</h2>"
     yield _versions(comparison.runs)
     yield "</body>\n</html>"
+
+
+def _section(heading: str, figures: Sequence[Figure]) -> Iterator[str]:
+    if not figures:
+        return
+    yield f'<h2>{heading}</h2>\n<div class="figures">'
+    for figure in figures:
+        yield f"<figure><h3>{html.escape(figure.title)}</h3>\n{figure.element}"
+        yield f"<figcaption>{html.escape(figure.caption)}</figcaption></figure>"
+    yield "</div>"
 
 
 def _how_to_read(comparison: RunComparison) -> str:
