@@ -126,7 +126,7 @@ class PackedBags:
 
     @staticmethod
     def of(bags: Bag | Sequence[Bag], layout: Any = None) -> PackedBags:
-        """Packs bags in the given order. Their features must agree in width and precision."""
+        """Packs bags in the given order. Their features must agree in width and precision; one bag is not copied."""
         bags = [bags] if isinstance(bags, Bag) else list(bags)
         if not bags:
             raise ShapeError("a batch needs at least one bag")
@@ -139,7 +139,7 @@ class PackedBags:
         offsets = torch.tensor([0, *(bag.n for bag in bags)]).cumsum(0)
         starts = [bag.slides[:-1].cpu() + offset for bag, offset in zip(bags, offsets[:-1], strict=True)]
         with torch.autocast(bags[0].features.device.type, enabled=False):  # which would not join float16
-            features = torch.cat([bag.features for bag in filled])
+            features = filled[0].features if len(filled) == 1 else torch.cat([bag.features for bag in filled])
         return PackedBags(
             features=features,
             xy=torch.cat([bag.xy for bag in bags]),

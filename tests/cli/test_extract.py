@@ -1,5 +1,9 @@
 import csv
 import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -75,6 +79,23 @@ def test_masks(tmp_path, capsys):
     code, _, error = run(capsys, slides, "--masks", tmp_path / "none", *OPTIONS)
     assert code == 2
     assert "none: is no folder" in error
+
+
+def test_ends_like_ctrl_c_when_a_cluster_asks(tmp_path):
+    """So that no locks are left, which other computers could not tell from those of living processes."""
+    for i in range(9):
+        draw(tmp_path / "slides" / f"{i}.tif", side_px=1024, seed=i)
+    out = tmp_path / "out"
+    encoder = ["--encoder", "python:tests.cli.small_encoder:small_encoder", "--tile-px", "16", "--batch", "1"]
+    command = [sys.executable, "-m", "psamil", "extract", str(tmp_path / "slides"), "--out", str(out), *encoder]
+    with subprocess.Popen(command, cwd=Path(__file__).parents[2], stderr=subprocess.PIPE) as process:
+        while process.poll() is None and not list(out.glob("*/*/*.h5.lock")):
+            time.sleep(0.02)
+        process.send_signal(signal.SIGTERM)
+        _, told = process.communicate()
+    assert process.returncode == 130, told
+    assert told.endswith(b"psamil: stopped\n")
+    assert not [lock for lock in out.rglob("*.lock") if lock.read_text()]  # an empty one is nobody's
 
 
 def test_help_and_mistakes(tmp_path, capsys):

@@ -13,6 +13,7 @@ from tests.slides.made_slides import draw
 
 ENCODER = "python:tests.cli.small_encoder:small_encoder"
 WORDS = ("--workers", "1")
+TRUST = (*WORDS, "--trust-encoder")
 
 
 def psamil(capsys, *args):
@@ -41,7 +42,7 @@ def home(tmp_path_factory):
 def test_from_a_slide_to_a_prediction_and_a_heat_map(home, tmp_path, capsys):
     assert read_json(home / "run" / "run.json")["extraction"]["tile_px"] == 64
     slide, out = home / "slides" / "s3.tif", tmp_path / "new.csv"
-    code, told, errors = psamil(capsys, "predict", slide, "--run", home / "run", "--out", out, *WORDS)
+    code, told, errors = psamil(capsys, "predict", slide, "--run", home / "run", "--out", out, *TRUST)
     assert code == 0, errors
     assert "slides: 1; models: 2; set aside: 0" in told
     assert psamil(capsys, "predict", home / "features", "--run", home / "run", "--out", tmp_path / "all.csv")[0] == 0
@@ -58,7 +59,7 @@ def test_a_folder_of_slides_with_one_that_is_damaged(home, tmp_path, capsys):
         shutil.copy(home / "slides" / f"{name}.tif", tmp_path)
     (tmp_path / "s2.svs").write_text("no slide")
     code, told, errors = psamil(
-        capsys, "predict", tmp_path, "--run", home / "run", "--out", tmp_path / "out" / "p.csv", *WORDS
+        capsys, "predict", tmp_path, "--run", home / "run", "--out", tmp_path / "out" / "p.csv", *TRUST
     )
     assert code == 1
     assert "slides: 2; models: 2; set aside: 1" in told
@@ -81,11 +82,38 @@ def test_an_encoder_that_has_changed_is_refused(home, tmp_path, capsys):
     about = read_json(run / "run.json")
     about["extraction"]["fingerprint"] = "0" * 64
     write_json(run / "run.json", about)
-    code, _, errors = psamil(capsys, "predict", home / "slides", "--run", run, "--out", tmp_path / "p.csv", *WORDS)
+    code, _, errors = psamil(capsys, "predict", home / "slides", "--run", run, "--out", tmp_path / "p.csv", *TRUST)
     assert code == 2
     assert "was trained on features made with another encoder: fingerprint" in errors
-    del about["extraction"]
-    write_json(run / "run.json", about)
     code, _, errors = psamil(capsys, "predict", home / "slides", "--run", run, "--out", tmp_path / "p.csv", *WORDS)
     assert code == 2
+    assert f"wants the code {ENCODER} to be run" in errors
+    del about["extraction"]
+    write_json(run / "run.json", about)
+    code, _, errors = psamil(capsys, "predict", home / "slides", "--run", run, "--out", tmp_path / "p.csv", *TRUST)
+    assert code == 2
     assert "does not say how the features it was trained on were made" in errors
+
+
+def test_what_cannot_be_predicted_is_told_before_features_are_made(home, tmp_path, capsys):
+    slides, out = home / "slides", tmp_path / "p.csv"
+    code, _, errors = psamil(
+        capsys, "predict", slides, "--run", home / "run", "--out", out, "--unit", "patient", *TRUST
+    )
+    assert code == 2
+    assert "--patients" in errors
+    run = tmp_path / "run"
+    shutil.copytree(home / "run", run)
+    about = read_json(run / "run.json")
+    about["extraction"]["reference"] = None
+    write_json(run / "run.json", about)
+    code, _, errors = psamil(capsys, "predict", slides, "--run", run, "--out", out, *TRUST)
+    assert code == 2
+    assert "'small_encoder', a module that only Python code has" in errors
+    for folder in ("x", "y"):
+        (tmp_path / "twice" / folder).mkdir(parents=True)
+        shutil.copy(slides / "s0.tif", tmp_path / "twice" / folder)
+    code, _, errors = psamil(capsys, "predict", tmp_path / "twice", "--run", home / "run", "--out", out, *TRUST)
+    assert code == 2
+    assert "has the same name as" in errors
+    assert not (tmp_path / "p-features").exists()

@@ -11,6 +11,7 @@ from psamil import Bag, PackedBags, create_model
 from psamil.errors import OptionError
 from psamil.models import check_model
 from psamil.models.bayes_mil import VariationalLinear, normal_divergence, smooth_in_space
+from tests.models.cases import bags_at
 
 
 def model_of(n_out: int = 1, **options: object) -> torch.nn.Module:
@@ -34,15 +35,7 @@ def bags(dtype: torch.dtype = torch.float64) -> list[Bag]:
         "scattered": 4 * torch.rand(15, 2, generator=generator),
         "one tile": torch.zeros(1, 2),
     }
-    return [
-        Bag(
-            torch.randn(len(xy), 6, generator=generator, dtype=torch.float64).to(dtype),
-            xy,
-            name,
-            torch.tensor([0, 7, 14]) if name == "two slides" else torch.tensor([0, len(xy)]),
-        )
-        for name, xy in places.items()
-    ]
+    return bags_at(places, dtype, generator)
 
 
 def linear(layer: VariationalLinear, x: Tensor) -> Tensor:

@@ -66,17 +66,18 @@ class Sound(nn.Module):
     def forward(self, batch: PackedBags) -> ModelOutput:
         h = self.embed(self.features(batch)).tanh()
         i, j = self.pairs(batch)
-        h = h + segment_sum(h[j], i, batch.n)
+        h = (h + segment_sum(h[j], i, batch.n)).to(h.dtype)
         scores = self.score(h)[:, 0]
         bag = batch.bag_of_tile
         pooled = segment_sum(segment_softmax(scores, bag, len(batch))[:, None] * h, bag, len(batch))
-        return ModelOutput(self.head(pooled), scores)
+        return ModelOutput(self.head(pooled.to(h.dtype)), scores)
 
 
 class SeesOrder(Sound):
     def features(self, batch):
         x = super().features(batch)
-        return x + 0.01 * (torch.arange(len(x)) - batch.offsets[batch.bag_of_tile])[:, None]
+        place = torch.arange(len(x)) - batch.offsets[batch.bag_of_tile]
+        return x + 0.01 * place[:, None].to(x.dtype)
 
 
 class SeesPlace(Sound):
@@ -124,6 +125,11 @@ class HasInfiniteGradient(Sound):
         return x + (0 * self.embed.weight.sum()).abs().sqrt() if self.training and len(batch) > 3 else x
 
 
+class IgnoresALayer(HasAnIdleLayer):
+    def features(self, batch):
+        return super().features(batch) + 0 * (self.idle.weight.sum() + self.idle.bias.sum())
+
+
 class DropsInEvaluation(Sound):
     def features(self, batch):
         return nn.functional.dropout(super().features(batch), 0.1)
@@ -135,13 +141,20 @@ class KeepsStateOutside(Sound):
         self.shift = torch.randn(in_dim)
 
     def features(self, batch):
-        return super().features(batch) + self.shift
+        x = super().features(batch)
+        return x + self.shift.to(x.dtype)
 
 
 class ChangesItsInput(Sound):
     def features(self, batch):
         x = super().features(batch)
         return x.relu_() if len(batch) > 1 and x.dtype == torch.float32 and self.training else x.relu()
+
+
+class NeedsMoreThanHalf(Sound):
+    def features(self, batch):
+        x = super().features(batch)
+        return x.float() if x.dtype == torch.bfloat16 else x
 
 
 class TakesOnePrecision(Sound):
@@ -182,7 +195,12 @@ BROKEN = [
     (NeedsNeighbours, {"single tile"}, "with one tile: 1 of 1 logits are not finite"),
     (DividesByDistance, {"duplicates"}, "with all tiles in one place: 1 of 1 logits are not finite"),
     (HasAnIdleLayer, {"gradients"}, "2 parameters get no gradient: idle.weight, idle.bias"),
-    (HasInfiniteGradient, {"gradients"}, "256 of 256 numbers of the gradient of embed.weight are not finite"),
+    (IgnoresALayer, {"gradients"}, "2 parameters have a gradient of 0 for every bag: idle.weight, idle.bias"),
+    (
+        HasInfiniteGradient,
+        {"gradients", "half weights"},
+        "256 of 256 numbers of the gradient of embed.weight are not finite",
+    ),
     (
         DropsInEvaluation,
         {"permutation", "translation", "batch", "single tile", "empty bag", "deterministic", "state", "half features"},
@@ -190,6 +208,7 @@ BROKEN = [
     ),
     (KeepsStateOutside, {"state"}, "of a new model with the same state differ"),
     (ChangesItsInput, {"inputs"}, "features of the batch after a pass differ"),
+    (NeedsMoreThanHalf, {"half weights"}, "RuntimeError: "),
     (TakesOnePrecision, {"half features"}, "RuntimeError: "),
     (AveragesNothing, {"empty bag"}, "with no tiles: 1 of 1 logits are not finite"),
     (GivesProbabilities, {"shapes"}, r"logits must be \(4, 1\), got \(4, 2\)"),
@@ -203,7 +222,7 @@ def test_a_sound_model_passes() -> None:
     result = check_model(Sound)
     assert torch.equal(torch.get_rng_state(), state)
     assert result.passed == ("shapes", *CHECKS)
-    assert str(result).startswith("Sound: 12 checks passed (shapes, permutation")
+    assert str(result).startswith("Sound: 13 checks passed (shapes, permutation")
 
 
 @pytest.mark.parametrize(("model", "broken", "message"), BROKEN, ids=[model.__name__ for model, _, _ in BROKEN])

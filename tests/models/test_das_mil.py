@@ -9,6 +9,7 @@ from torch import Tensor
 from psamil import Bag, PackedBags, create_model
 from psamil.errors import OptionError
 from psamil.models.das_mil import DASMIL, DualStreamHead, bernoulli_divergence
+from tests.models.cases import lattice_bag
 
 
 def model_of(n_out: int = 2, **options) -> DASMIL:
@@ -22,14 +23,8 @@ def model_of(n_out: int = 2, **options) -> DASMIL:
 
 def bags() -> list[Bag]:
     generator = torch.Generator().manual_seed(1)
-
-    def bag(n: int, side: int, slides: tuple[int, ...] = ()) -> Bag:
-        cells = torch.cartesian_prod(torch.arange(side), torch.arange(side))
-        xy = cells[torch.randperm(side**2, generator=generator)[:n]].double() + 3
-        x = torch.randn(n, 6, generator=generator, dtype=torch.float64)
-        return Bag(x, xy, slides=torch.tensor(slides, dtype=torch.long))
-
-    return [bag(30, 9), bag(0, 1), bag(1, 1), bag(24, 7, (0, 10, 24))]
+    places = [(30, 9, ()), (0, 1, ()), (1, 1, ()), (24, 7, (0, 10, 24))]
+    return [lattice_bag(n, side, 6, generator, slides) for n, side, slides in places]
 
 
 def dense_gat(layer: torch.nn.Module, x: Tensor, adjacent: Tensor) -> Tensor:

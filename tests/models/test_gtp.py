@@ -11,6 +11,7 @@ from psamil.errors import OptionError, ShapeError
 from psamil.models import check_model
 from psamil.models.adjacency import Adjacency
 from psamil.models.gtp import min_cut_losses
+from tests.models.cases import bags_at
 
 XY = torch.tensor([[0.0, 0], [1, 0], [2, 0], [2, 1], [3, 2], [0, 1], [4, 2]])
 
@@ -33,15 +34,7 @@ def bags(dtype: torch.dtype = torch.float64) -> list[Bag]:
         "far apart": torch.tensor([[0.0, 0], [9, 9], [5, 0]]),
         "one tile": torch.zeros(1, 2),
     }
-    return [
-        Bag(
-            torch.randn(len(xy), 6, generator=generator, dtype=torch.float64).to(dtype),
-            xy,
-            name,
-            torch.tensor([0, 7, 14]) if name == "two slides" else torch.tensor([0, len(xy)]),
-        )
-        for name, xy in places.items()
-    ]
+    return bags_at(places, dtype, generator)
 
 
 def dense_adjacency(bag: Bag) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor
 from psamil import Bag, PackedBags, create_model
 from psamil.errors import OptionError
 from psamil.models.longmil import LongMIL
+from tests.models.cases import assert_as_one_by_one, assert_trains_in_bfloat16
 from tests.spatial.cases import positions
 
 
@@ -54,16 +55,7 @@ def by_definition(model: LongMIL, bag: Bag) -> tuple[Tensor, Tensor]:
 
 def test_against_the_definition() -> None:
     model, parts = small(), bags()
-    out = model(PackedBags.of(parts))
-    expected = [by_definition(model, part) for part in parts]
-    logits = torch.stack([logits for logits, _ in expected])
-    torch.testing.assert_close(out.logits, logits)
-    torch.testing.assert_close(out.tile_scores, torch.cat([scores for _, scores in expected]))
-    upstream = torch.randn_like(logits)
-    parameters = dict(model.named_parameters())
-    gradients = [torch.autograd.grad(z, list(parameters.values()), upstream) for z in (out.logits, logits)]
-    for name, actual, wanted in zip(parameters, *gradients, strict=True):
-        torch.testing.assert_close(actual, wanted, msg=lambda text, name=name: f"{name}: {text}")
+    assert_as_one_by_one(model, parts, [by_definition(model, part) for part in parts])
 
 
 def test_sizes() -> None:
@@ -85,13 +77,7 @@ def test_an_empty_bag_and_dropout() -> None:
 
 
 def test_bfloat16() -> None:
-    model, batch = small().float(), PackedBags.of([Bag(bag.features.float(), bag.xy) for bag in bags()])
-    full = model(batch).logits
-    with torch.autocast("cpu", torch.bfloat16):
-        out = model(batch)
-    torch.testing.assert_close(out.logits.float(), full, rtol=0.1, atol=0.05)
-    out.logits.float().sum().backward()
-    assert all(p.grad.isfinite().all() for p in model.parameters())
+    assert_trains_in_bfloat16(small(), bags())
 
 
 def test_errors() -> None:

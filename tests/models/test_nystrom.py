@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from psamil.errors import OptionError
-from psamil.models.nystrom import NystromAttention, pseudo_inverse
+from psamil.models.nystrom import BLOCK, NystromAttention, convolved, pseudo_inverse
 
 
 def attention_of(landmarks: int = 4, **options) -> NystromAttention:
@@ -109,3 +109,11 @@ def test_no_rows_sizes_and_errors() -> None:
     for wrong in ({"landmarks": 0}, {"iterations": 0}, {"kernel": 4}):
         with pytest.raises(OptionError, match="kernel odd"):
             NystromAttention(6, **wrong)
+
+
+@pytest.mark.parametrize("n", [1, 4, BLOCK, 2 * BLOCK + 3])
+def test_convolution(n: int) -> None:
+    values = torch.randn(2, n, 3, dtype=torch.float64)
+    kernels = torch.randn(2, 7, dtype=torch.float64)
+    expected = torch.nn.functional.conv2d(values[None], kernels[:, None, :, None], padding=(3, 0), groups=2)[0]
+    torch.testing.assert_close(convolved(values, kernels), expected)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from psamil.models.scales import segment_mean, squares_of, tree_pairs
+from psamil.models.scales import squares_of, tree_pairs
 
 
 def example(shift: float = 0.0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -45,13 +45,6 @@ def test_no_tiles() -> None:
     assert len(squares) == 0
     assert squares.slides.tolist() == [0, 0, 0]
     assert squares.mean(torch.zeros(0, 3)).shape == (0, 3)
-
-
-def test_means_of_segments() -> None:
-    values = torch.tensor([[1.0, 2.0], [3.0, 4.0], [7.0, 8.0]])
-    means = segment_mean(values, torch.tensor([2, 2, 0]), 3)
-    assert means.tolist() == [[7.0, 8.0], [0.0, 0.0], [2.0, 3.0]]
-    assert segment_mean(values[:, 0], torch.tensor([0, 0, 1]), 2).tolist() == [2.0, 7.0]
 
 
 def test_pairs_of_a_tree() -> None:

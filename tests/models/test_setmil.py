@@ -11,6 +11,7 @@ from psamil import Bag, PackedBags, create_model
 from psamil.errors import OptionError
 from psamil.models.relative_position import bucket
 from psamil.models.setmil import EMPTY, SETMIL, DistanceBlock, WindowTokens, changed_at_random, sinusoids, windows
+from tests.models.cases import lattice_bag
 
 SMALL = {"map_side": 12, "token_width": 6, "branch_width": 4, "depth": 2, "heads": 3, "mlp_ratio": 2}
 
@@ -25,15 +26,9 @@ def model_of(n_out: int = 2, **options) -> SETMIL:
 
 def bags() -> list[Bag]:
     generator = torch.Generator().manual_seed(1)
-
-    def bag(n: int, side: int, slides: tuple[int, ...] = ()) -> Bag:
-        cells = torch.cartesian_prod(torch.arange(side), torch.arange(side))
-        xy = cells[torch.randperm(side**2, generator=generator)[:n]].double() + 3
-        x = torch.randn(n, 5, generator=generator, dtype=torch.float64)
-        return Bag(x, xy, slides=torch.tensor(slides, dtype=torch.long))
-
     # the whole map, nothing, one tile, two slides of which one is pooled by 2 and one is small
-    return [bag(20, 12), bag(0, 1), bag(1, 1), bag(40, 20, (0, 35, 40))]
+    places = [(20, 12, ()), (0, 1, ()), (1, 1, ()), (40, 20, (0, 35, 40))]
+    return [lattice_bag(n, side, 5, generator, slides) for n, side, slides in places]
 
 
 def whole_map(x: Tensor, xy: Tensor, side: int) -> tuple[Tensor, Tensor, list[tuple[int, int]]]:

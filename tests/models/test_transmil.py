@@ -12,6 +12,7 @@ from psamil.errors import OptionError
 from psamil.models.ppeg import PPEG, file_cells, lattice_cells
 from psamil.models.transmil import TransMIL
 from psamil.spatial import Layout
+from tests.models.cases import assert_as_one_by_one
 from tests.spatial.cases import positions
 
 
@@ -97,16 +98,7 @@ def by_steps(model: TransMIL, bag: Bag) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("grid", ["file", "lattice"])
 def test_against_the_steps(grid: str) -> None:
     model, parts = small(grid), bags()
-    out = model(PackedBags.of(parts))
-    expected = [by_steps(model, part) for part in parts]
-    logits = torch.stack([logits for logits, _ in expected])
-    torch.testing.assert_close(out.logits, logits)
-    torch.testing.assert_close(out.tile_scores, torch.cat([scores for _, scores in expected]))
-    upstream = torch.randn_like(logits)
-    parameters = dict(model.named_parameters())
-    gradients = [torch.autograd.grad(z, list(parameters.values()), upstream) for z in (out.logits, logits)]
-    for name, actual, wanted in zip(parameters, *gradients, strict=True):
-        torch.testing.assert_close(actual, wanted, msg=lambda text, name=name: f"{name}: {text}")
+    assert_as_one_by_one(model, parts, [by_steps(model, part) for part in parts])
 
 
 @pytest.mark.parametrize(("in_dim", "parameters"), [(1024, 2_672_146), (384, 2_344_466)])

@@ -13,6 +13,7 @@ from psamil.models.relative_position import bucket
 from psamil.models.trunk import Trunk
 from psamil.models.variants import BUCKETS
 from psamil.spatial import Layout
+from tests.models.cases import assert_trains_in_bfloat16
 from tests.spatial.cases import positions
 
 OPTIONS = {
@@ -181,13 +182,7 @@ def test_depth() -> None:
 
 @pytest.mark.parametrize("variant", OPTIONS)
 def test_bfloat16(variant: str) -> None:
-    model, batch = small(variant).float(), PackedBags.of([Bag(bag.features.float(), bag.xy) for bag in bags()])
-    full = model(batch).logits
-    with torch.autocast("cpu", torch.bfloat16):
-        out = model(batch)
-    torch.testing.assert_close(out.logits.float(), full, rtol=0.1, atol=0.05)
-    out.logits.float().sum().backward()
-    assert all(p.grad.isfinite().all() for p in model.parameters())
+    assert_trains_in_bfloat16(small(variant), bags())
 
 
 def test_errors() -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -62,7 +65,7 @@ def extract(
         mpp: micrometres per pixel of the scans, whatever they say themselves.
         mpp_table: table with columns slide and mpp, for scans that differ.
         masks: folder with <slide>.geojson, .png, .tif or .npy for each slide, instead of a search for tissue.
-        workers: processes that read slides; by default one less than there are cores.
+        workers: processes that read slides; by default a quarter of the cores, or most of them beside a graphics card.
         batch: tiles that are encoded together.
         device: where to encode, as torch names it; "auto" is the graphics card, where there is one.
         precision: "float32", or "bfloat16" or "float16" for mixed precision.
@@ -73,9 +76,8 @@ def extract(
     if masks is not None and not masks.is_dir():
         raise DataError(masks, "is no folder", "name the folder of the masks")
     mpp_of = read_mpp_table(mpp_table) if mpp_table is not None else {}
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    workers = reading_processes(workers)
+    device = chosen_device(device)
+    workers = reading_processes(workers, device)
     frozen = load_encoder(encoder, weights=weights, device=device, precision=precision)
     console.print(
         f"{len(found)} slides, {frozen.name} ({frozen.dim} features; licence: {frozen.licence}) on {device}, "
@@ -85,7 +87,7 @@ def extract(
     if frozen.mpp is not None and (frozen.mpp, frozen.tile_px) != (grid.mpp, grid.size_px):
         own = f"tiles of {frozen.tile_px} px at {frozen.mpp:g} um"
         console.print(f"Note: {frozen.name} was trained on {own}.", markup=False)
-    with ExtractionProgress(console) as shown:
+    with stopped_by_sigterm(), ExtractionProgress(console) as shown:
         outcome = extract_slides(
             found,
             out,
@@ -102,12 +104,33 @@ def extract(
     return SOME_FAILED if outcome.failed else OTHERS_AT_WORK if outcome.elsewhere else ALL_DONE
 
 
-def reading_processes(asked: int | None) -> int:
-    """As many as asked for, or one less than there are cores. The encoder gets the cores that they leave."""
+@contextlib.contextmanager
+def stopped_by_sigterm() -> Iterator[None]:
+    """A cluster asks a job to end before it kills it. Like after Ctrl-C, no locks are left to other computers."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def reading_processes(asked: int | None, device: str) -> int:
+    """As many as asked for. The encoder gets the cores that they leave.
+
+    By default a quarter of the cores, where the encoder needs the others; beside a graphics card all but one, up to 16.
+    """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    processes = max(1, cores - 1) if asked is None else asked
+    usual = max(1, cores // 4) if device == "cpu" else min(16, max(1, cores - 1))
+    processes = usual if asked is None else asked
     torch.set_num_threads(max(1, cores - processes))
     return processes
+
+
+def chosen_device(device: str) -> str:
+    """As torch names it; "auto" is the graphics card, where there is one."""
+    if device != "auto":
+        return device
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def _tell(outcome: Outcome, out: Path, console: Console) -> None:

@@ -26,7 +26,7 @@ class ExtractionProgress:
         self._bars = Progress(*columns, console=console, transient=True, disable=not console.is_interactive)
         self._slides_bar = self._bars.add_task("slides", total=None, words="")
         self._tiles_bar = self._bars.add_task("tiles", total=None, words="")
-        self._start_s, self._slides_done, self._tiles_done, self._before = 0.0, 0, 0, 0
+        self._start_s, self._slides_done, self._tiles_done = 0.0, 0, 0
 
     def __enter__(self) -> ExtractionProgress:
         self._bars.start()
@@ -40,9 +40,7 @@ class ExtractionProgress:
 
     def report(self, step: Step) -> None:
         self._bars.update(self._slides_bar, total=step.slides, completed=step.slides_over)
-        if step.status == "finished before":
-            self._before += 1
-        elif step.status is not None:
+        if step.status not in (None, "finished before"):
             self._end_of_slide(step)
         rate = (self._tiles_done + (step.tiles_done if step.status is None else 0)) / self._passed_s()
         words = f"{step.slides_over:,}/{step.slides:,}  {self._time_left(step)}"

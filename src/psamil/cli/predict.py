@@ -14,6 +14,7 @@ from rich.progress import Progress
 from rich.text import Text
 
 from psamil.bag import Bag
+from psamil.cli.extract import chosen_device
 from psamil.cli.slide_features import extract_like, slides_of, write_heat_map
 from psamil.cohort.cohort import UNITS, join_slides
 from psamil.cohort.matching import PATIENT_COLUMNS, find_column, link_rows, match_bags, slide_name
@@ -42,8 +43,9 @@ def predict(
     positions: str | None = None,
     mpp: float | None = None,
     encoder_weights: Path | None = None,
+    trust_encoder: bool = False,
     workers: int | None = None,
-    device: str = "cpu",
+    device: str = "auto",
 ) -> int:
     """Predicts new slides with the models of a run: calibrated, averaged, with the range over the models.
 
@@ -74,19 +76,23 @@ def predict(
         positions: "file", or "row order" for files without coordinates; by default as in training.
         mpp: micrometres per pixel of raw slides, whatever they say themselves.
         encoder_weights: file of the weights of the encoder, where it cannot be found by its name.
-        workers: processes that read raw slides; by default one less than there are cores.
-        device: where to compute, as torch names it: "cpu", "cuda".
+        trust_encoder: run the encoder of a run even if it is a Python function that the run names.
+        workers: processes that read raw slides; by default a quarter of the cores.
+        device: where to compute, as torch names it: "cpu", "cuda"; "auto" is the graphics card, where there is one.
     """
+    device = chosen_device(device)
     predictor = load(run, device=device)
     _refuse_to_overwrite(out, run)
     asked = {"um_per_step": um_per_step, "non_finite": non_finite, "positions": positions}
     before = origin(predictor)
     reading = {**before["reading"], **{name: value for name, value in asked.items() if value is not None}}
+    unit = _unit(unit, before["outcome"].get("unit") or "slide", patients)
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     slides, failed, features = slides_of(input), list[SetAside](), input
     if slides:
         features = out.with_name(f"{out.stem}-features")
-        of_slides: dict[str, Any] = {"mpp": mpp, "weights": encoder_weights, "workers": workers, "device": device}
+        of_slides: dict[str, Any] = {"mpp": mpp, "weights": encoder_weights, "trust": trust_encoder}
+        of_slides |= {"workers": workers, "device": device}
         failed = extract_like(before["extraction"], slides, features, run=run, **of_slides, console=console)
     else:
         _refuse_other_features(input, before["extraction"])
@@ -99,7 +105,6 @@ def predict(
         raise DataError(input, cause, "look into it with psamil inspect")
     set_aside = list(found.set_aside)
     wanted = {ref.id: _Wanted([ref], 1) for ref in found.bags}
-    unit = _unit(unit, before["outcome"].get("unit") or "slide", patients)
     if patients is not None:
         wanted, unknown = _by_patient(found, patients, slide_column, patient_column)
         set_aside += [SetAside(ref.path, f"is not in {patients}") for ref in unknown]

@@ -10,7 +10,7 @@ import numpy as np
 from rich.console import Console
 from torch import Tensor
 
-from psamil.cli.extract import reading_processes
+from psamil.cli.extract import reading_processes, stopped_by_sigterm
 from psamil.cli.extraction_progress import ExtractionProgress
 from psamil.errors import DataError
 from psamil.files import atomic_write
@@ -22,6 +22,7 @@ from psamil.slides.extraction import extract
 from psamil.slides.extraction_record import Extraction
 from psamil.slides.slide import DICOM_SUFFIXES, IMAGE_SUFFIXES, SLIDE_SUFFIXES, find_slides, open_slide
 
+CODE = "python:"  # of encoders that are code
 OVERVIEW_PX = 1200  # the longer side of the picture of a slide
 
 
@@ -33,8 +34,10 @@ def slides_of(path: Path) -> list[Path]:
         return []
     try:
         return find_slides(path)
-    except DataError:  # nothing is in there; who looks for features says so
-        return []
+    except DataError as error:
+        if error.path != str(path):  # about slides, which are there
+            raise
+        return []  # nothing is in there; who looks for features says so
 
 
 def extract_like(
@@ -45,6 +48,7 @@ def extract_like(
     run: Path,
     mpp: float | None,
     weights: Path | None,
+    trust: bool,
     workers: int | None,
     device: str,
     console: Console,
@@ -54,19 +58,26 @@ def extract_like(
     Args:
         trained: how the features of the run were made, as its run.json says.
         run: that is named where its features cannot be made again.
+        trust: whether an encoder of Python code, which the run names, may be run.
         mpp, weights, workers, device: see :func:`psamil.cli.extract.extract`.
     """
     if not trained:
         cause = "does not say how the features it was trained on were made"
         raise DataError(run, cause, "extract those of the slides in the same way and predict from the features")
     made = Extraction.from_json(trained, run)
-    processes = reading_processes(workers)
-    encoder = load_encoder(made.reference or made.encoder, weights=weights, device=device, precision=made.precision)
+    if made.reference is None:
+        cause = f"was trained on features of {made.encoder!r}, a module that only Python code has"
+        raise DataError(run, cause, "extract those of the slides with psamil.slides.extraction and predict from these")
+    if made.reference.startswith(CODE) and not trust:
+        cause = f"wants the code {made.reference} to be run, as its encoder"
+        raise DataError(run, cause, "add --trust-encoder if you know the run and the code")
+    processes = reading_processes(workers, device)
+    encoder = load_encoder(made.reference, weights=weights, device=device, precision=made.precision)
     other = differences(Extraction.of(encoder, made.grid).to_json(), dict(trained))
     if other:
         remedy = "give the weights of the encoder that the run was trained with (--encoder-weights)"
         raise DataError(run, f"was trained on features made with another encoder: {'; '.join(other)}", remedy)
-    with ExtractionProgress(console) as shown:
+    with stopped_by_sigterm(), ExtractionProgress(console) as shown:
         done = extract(slides, out, encoder, made.grid, mpp=mpp, workers=processes, report=shown.report)
     paths = {slide_id(path): path for path in slides}
     failed = {**done.failed, **dict.fromkeys(done.elsewhere, "another process works on it; predict again later")}

@@ -23,8 +23,8 @@ from psamil.bag import PackedBags
 from psamil.errors import ShapeError
 from psamil.spatial.neighbours import neighbour_pairs
 
-CHUNK_NUMBERS = 1 << 22
-"""Numbers per chunk in the gradient of the weights, which is the one place that gathers features per pair."""
+CHUNK_NUMBERS = 1 << 20
+"""Numbers per chunk where features are gathered per pair, as in the gradient of the weights."""
 
 
 class Adjacency:

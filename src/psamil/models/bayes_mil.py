@@ -38,9 +38,10 @@ from psamil.bag import PackedBags
 from psamil.errors import OptionError
 from psamil.models.adjacency import Adjacency
 from psamil.models.output import ModelOutput
-from psamil.models.pooling import TileEmbedding, attention_pooling
+from psamil.models.pooling import TileEmbedding
 from psamil.models.registry import register_model
 from psamil.models.segments import segment_sum
+from psamil.models.tiles import attention_pooling
 
 NEGATIVE_PRIOR = (-5.0, -1.0)
 """Mean and log-variance of the attention logit of a tile in a negative bag."""

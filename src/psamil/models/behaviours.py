@@ -20,6 +20,7 @@ from psamil.models.output import ModelOutput
 
 TOLERANCE = 1e-8  # in float64, relative to the largest of the expected values or 1
 HALF_TOLERANCE = 2e-2  # of half-precision features against the same in float32: a model may compute in them
+HALF_WEIGHTS_TOLERANCE = 0.1  # of a model in bfloat16, which has 3 digits, against float32
 
 Builder = Callable[[], nn.Module]
 
@@ -106,7 +107,10 @@ def check_duplicates(build: Builder, bags: Sequence[Bag]) -> None:
 
 
 def check_gradients(build: Builder, bags: Sequence[Bag]) -> None:
-    """In training, in the first or the last epoch, every parameter gets a gradient, and all are finite."""
+    """In training, in the first or the last epoch, every parameter gets a gradient; all are finite, none is just 0.
+
+    The bias of a single output may have a gradient of 0: a softmax over tiles cancels it, up to rounding.
+    """
     model = _model(build, bags, torch.float32)
     for epoch in (0, 1):
         _start_epoch(model, bags, epoch)
@@ -115,6 +119,10 @@ def check_gradients(build: Builder, bags: Sequence[Bag]) -> None:
     without = [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None]
     if without:
         raise AssertionError(f"{len(without)} parameters get no gradient: {', '.join(without)}")
+    zero = [name for name, p in model.named_parameters() if p.grad is not None and not p.grad.any()]
+    zero = [name for name in zero if not (name.endswith("bias") and model.get_parameter(name).numel() == 1)]
+    if zero:
+        raise AssertionError(f"{len(zero)} parameters have a gradient of 0 for every bag: {', '.join(zero)}")
 
 
 def check_deterministic(build: Builder, bags: Sequence[Bag]) -> None:
@@ -158,6 +166,18 @@ def check_half_features(build: Builder, bags: Sequence[Bag]) -> None:
         _assert_same_output(f"of {dtype} features", of_half, of_single, HALF_TOLERANCE)
 
 
+def check_half_weights(build: Builder, bags: Sequence[Bag]) -> None:
+    """The model and its features in bfloat16: logits near those in float32, finite gradients."""
+    model = _model(build, bags, torch.float32)
+    half = [replace(bag, features=bag.features.to(torch.bfloat16)) for bag in bags]
+    of_single = _predict(model, half, torch.float32)
+    model = model.to(torch.bfloat16)
+    of_half = _predict(model, half)
+    _assert_same("logits of bfloat16 weights", of_half.logits, of_single.logits, HALF_WEIGHTS_TOLERANCE)
+    _backward(model, half)
+    _assert_finite_gradients(model)
+
+
 def check_empty_bag(build: Builder, bags: Sequence[Bag]) -> None:
     """A bag without tiles: finite results and gradients, no change for others. So for slides without tiles."""
     empty = Bag(bags[0].features[:0], bags[0].xy[:0], "no tiles")
@@ -181,6 +201,7 @@ CHECKS: dict[str, Callable[[Builder, Sequence[Bag]], None]] = {
     "state": check_state,
     "inputs": check_inputs,
     "half features": check_half_features,
+    "half weights": check_half_weights,
     "empty bag": check_empty_bag,
 }
 """The checks that a model may declare exceptions from, by name."""

@@ -37,13 +37,14 @@ from torch import Tensor, nn
 
 from psamil.bag import PackedBags
 from psamil.errors import OptionError
-from psamil.models.adjacency import Adjacency
+from psamil.models.adjacency import CHUNK_NUMBERS, Adjacency
 from psamil.models.nystrom import ORDER_MATTERS, NystromAttention
 from psamil.models.output import ModelOutput
-from psamil.models.pooling import TileEmbedding, attention_pooling
+from psamil.models.pooling import TileEmbedding
+from psamil.models.recompute import by_rows, recomputed, sum_by_rows
 from psamil.models.registry import register_model
 from psamil.models.segments import segment_softmax, segment_sum
-from psamil.models.trunk import GatedScore
+from psamil.models.tiles import GatedScore
 
 NEIGHBOUR_RADIUS_STEPS = 1.5
 
@@ -91,18 +92,22 @@ class CAMIL(nn.Module):
     def forward(self, batch: PackedBags) -> ModelOutput:
         x = self.embed(batch, self.head.weight.dtype)
         t = x + torch.cat([self.context(tiles) for tiles in batch.split(x)])
-        bag = batch.bag_of_tile
-        weights = segment_softmax(self.neighbour_scores(t, batch), bag, len(batch))
-        local = weights[:, None] * self.value(t)
-        gate = local.sigmoid()
-        scores = self.score(t).squeeze(-1)
-        pooled = attention_pooling(scores, gate * local + (1 - gate) * t, bag, len(batch))
-        return ModelOutput(logits=self.head(pooled.to(self.head.weight.dtype)), tile_scores=scores)
-
-    def neighbour_scores(self, t: Tensor, batch: PackedBags) -> Tensor:
-        """(n,) w_i: how much the neighbours of tile i are like it, which the authors draw as a second map."""
+        bag, bags = batch.bag_of_tile, len(batch)
         adjacency = Adjacency.of(batch, NEIGHBOUR_RADIUS_STEPS)
-        of_pair, of_itself = feature_similarity(batch.features.detach(), adjacency)
+        similarity = feature_similarity(batch.features.detach(), adjacency)
+        weights = segment_softmax(recomputed(self.neighbour_scores, t, adjacency, *similarity), bag, bags)
+        scores = by_rows(self.score, t).squeeze(-1)
+
+        def pooled(t: Tensor, weights: Tensor, shares: Tensor, bag: Tensor) -> Tensor:
+            local = weights[:, None] * self.value(t)
+            gate = local.sigmoid()
+            return segment_sum(shares[:, None] * (gate * local + (1 - gate) * t), bag, bags)
+
+        z = sum_by_rows(pooled, t, weights, segment_softmax(scores, bag, bags), bag)
+        return ModelOutput(logits=self.head(z.to(self.head.weight.dtype)), tile_scores=scores)
+
+    def neighbour_scores(self, t: Tensor, adjacency: Adjacency, of_pair: Tensor, of_itself: Tensor) -> Tensor:
+        """(n,) w_i: how much the neighbours of tile i are like it, which the authors draw as a second map."""
         query, key = self.query(t), self.key(t)
         around = adjacency.sum(key, of_pair) + of_itself[:, None] * key
         return (query * around).sum(1) / math.sqrt(query.shape[1])
@@ -115,8 +120,9 @@ def feature_similarity(features: Tensor, adjacency: Adjacency) -> tuple[Tensor, 
     """
     i, j, n = adjacency.rows, adjacency.columns, adjacency.n
     features = features.to(torch.promote_types(features.dtype, torch.float32))
+    chunk = max(1, CHUNK_NUMBERS // features.shape[1])
     distance = torch.cat(
-        [(features[a] - features[b]).norm(dim=1) for a, b in zip(i.split(1 << 14), j.split(1 << 14), strict=True)]
+        [(features[a] - features[b]).norm(dim=1) for a, b in zip(i.split(chunk), j.split(chunk), strict=True)]
     )
     norm = segment_sum(distance.square(), i, n).sqrt()
     of_pair = torch.exp(-distance / norm.clamp(min=torch.finfo(norm.dtype).tiny)[i])

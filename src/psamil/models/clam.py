@@ -39,9 +39,9 @@ from torch import Tensor, nn
 from psamil.bag import PackedBags
 from psamil.errors import OptionError
 from psamil.models.output import ModelOutput
-from psamil.models.pooling import PoolingModel, attention_pooling
+from psamil.models.pooling import PoolingModel
 from psamil.models.registry import register_model
-from psamil.models.trunk import GatedScore
+from psamil.models.tiles import GatedScore, attention_pooling
 from psamil.models.two_classes import class_count, outputs_of_classes
 
 ATTENTION_DROPOUT = 0.25

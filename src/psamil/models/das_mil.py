@@ -44,9 +44,10 @@ from psamil.bag import PackedBags
 from psamil.errors import OptionError
 from psamil.models.graph_attention import GraphAttention
 from psamil.models.output import ExtraPrediction, ModelOutput
-from psamil.models.pooling import attention_pooling, tile_features
 from psamil.models.registry import register_model
-from psamil.models.scales import segment_mean, squares_of, tree_pairs
+from psamil.models.scales import squares_of, tree_pairs
+from psamil.models.segments import segment_mean
+from psamil.models.tiles import attention_pooling, tile_features
 from psamil.spatial.neighbours import neighbour_pairs
 
 

@@ -40,10 +40,10 @@ from torch import Tensor, nn
 from psamil.bag import PackedBags
 from psamil.errors import OptionError, one_of
 from psamil.models.output import ExtraPrediction, ModelOutput
-from psamil.models.pooling import attention_pooling, tile_features
 from psamil.models.registry import register_model
 from psamil.models.segments import segment_softmax
-from psamil.models.trunk import Adapter, GatedScore
+from psamil.models.tiles import GatedScore, attention_pooling, tile_features
+from psamil.models.trunk import Adapter
 from psamil.models.two_classes import class_count, outputs_of_classes
 
 DISTILLATIONS = ("AFS", "MaxS", "MaxMinS")

@@ -54,4 +54,4 @@ class GraphAttention(nn.Module):
         for value, sender, receiver in zip(values.unbind(1), self.sender, self.receiver, strict=True):
             scores = nn.functional.leaky_relu((value @ sender)[j] + (value @ receiver)[i], NEGATIVE_SLOPE)
             out = out + adjacency.sum(value, self.dropout(segment_softmax(scores, i, n)))
-        return out / self.heads + self.bias
+        return (out / self.heads + self.bias).to(x.dtype)

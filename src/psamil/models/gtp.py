@@ -43,9 +43,9 @@ from psamil.bag import PackedBags
 from psamil.errors import OptionError
 from psamil.models.adjacency import Adjacency
 from psamil.models.output import ModelOutput
-from psamil.models.pooling import tile_features
 from psamil.models.registry import register_model
 from psamil.models.segments import segment_sum
+from psamil.models.tiles import tile_features
 from psamil.models.transformer import TransformerBlock
 
 

@@ -38,7 +38,7 @@ Learning for Whole Slide Image Analysis. AAAI 2022.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -49,10 +49,10 @@ from psamil.errors import OptionError
 from psamil.models.adjacency import Adjacency
 from psamil.models.graph_attention import NEGATIVE_SLOPE, with_loops
 from psamil.models.output import ModelOutput
-from psamil.models.pooling import tile_features
 from psamil.models.registry import register_model
-from psamil.models.scales import segment_mean, squares_of, tree_pairs
-from psamil.models.segments import segment_softmax
+from psamil.models.scales import squares_of, tree_pairs
+from psamil.models.segments import segment_mean, segment_softmax
+from psamil.models.tiles import tile_features
 from psamil.spatial.blocks import position_in_group
 from psamil.spatial.neighbours import neighbour_pairs
 
@@ -85,13 +85,14 @@ class Tree:
         slide = torch.repeat_interleave(sizes[sizes > 0]).to(x.device)
         slide_of_square = squares.of_any_tile(slide)
         s, m = int((sizes > 0).sum()), len(squares)
-        xy = batch.xy.to(torch.promote_types(batch.xy.dtype, x.dtype))  # whole numbers are allowed
-        place = _places(xy, slide, s).to(x.dtype)
+        precision = torch.promote_types(x.dtype, torch.float32)  # of places
+        xy = batch.xy.to(torch.promote_types(batch.xy.dtype, precision))  # whole numbers are allowed
+        place = _places(xy, slide, s).to(precision)
         near = neighbour_pairs(squares.cell, squares.slides) + s, neighbour_pairs(batch.xy, batch.slides) + s + m
         trees = tree_pairs(slide_of_square, first_child=s), tree_pairs(squares.of_tile + s, first_child=s + m)
         return Tree(
             x=torch.cat((segment_mean(x, slide, s), squares.mean(x), x)).to(x.dtype),
-            place=torch.cat((segment_mean(place, slide, s), squares.mean(place), place)).to(x.dtype),
+            place=torch.cat((segment_mean(place, slide, s), squares.mean(place), place)),
             parent=torch.cat((torch.arange(s, device=x.device), slide_of_square, squares.of_tile + s)),
             level=torch.repeat_interleave(torch.tensor([s, m, len(x)])).to(x.device),
             slide=torch.cat((torch.arange(s, device=x.device), slide_of_square, slide)),
@@ -136,7 +137,7 @@ class TypedAttention(nn.Module):
         )  # c . W' x: W' x is not needed
         type_score = segment_mean(sender[j], group, len(groups)) + receiver[groups // LEVELS]
         type_weight = segment_softmax(leaky_relu(type_score, NEGATIVE_SLOPE), groups // LEVELS, n)
-        return Adjacency(pairs, n).sum(values, type_weight[group] * node_weight) + self.bias
+        return (Adjacency(pairs, n).sum(values, type_weight[group] * node_weight) + self.bias).to(x.dtype)
 
 
 class GraphNorm(nn.Module):
@@ -148,9 +149,9 @@ class GraphNorm(nn.Module):
 
     def forward(self, x: Tensor, slide: Tensor) -> Tensor:
         n_slides = int(slide.amax()) + 1 if len(slide) else 0
-        x = x - segment_mean(x.mean(1), slide, n_slides)[slide, None]
-        variance = segment_mean(x.square().mean(1), slide, n_slides)[slide, None]
-        return x / (variance + self.eps).sqrt() * self.weight + self.bias
+        centred = x - segment_mean(x.mean(1), slide, n_slides)[slide, None]
+        variance = segment_mean(centred.square().mean(1), slide, n_slides)[slide, None]
+        return (centred / (variance + self.eps).sqrt() * self.weight + self.bias).to(x.dtype)
 
 
 class ClusterPooling(nn.Module):
@@ -171,7 +172,8 @@ class ClusterPooling(nn.Module):
 
     def forward(self, tree: Tree) -> tuple[Tree, Tensor]:
         """The tree of clusters, and the cluster (n,) of each node."""
-        fitness = (tree.x.detach() @ self.direction.to(tree.x.dtype)).tanh()
+        with torch.autocast(tree.x.device.type, enabled=False):  # rounding would make equals of different nodes
+            fitness = (tree.x.detach().to(tree.place.dtype) @ self.direction.to(tree.place.dtype)).tanh()
         cluster = tree.parent.clone()  # of nodes of level 0: themselves
         parents = [cluster[tree.level == 0]]
         for level, keep in enumerate(self.keep, 1):
@@ -185,7 +187,7 @@ class ClusterPooling(nn.Module):
         edge = edge[edge // max(n, 1) != edge % max(n, 1)]
         pooled = Tree(
             x=segment_mean(tree.x, cluster, n).to(tree.x.dtype),
-            place=segment_mean(tree.place, cluster, n).to(tree.x.dtype),
+            place=segment_mean(tree.place, cluster, n),
             parent=torch.cat(parents),
             level=torch.repeat_interleave(torch.tensor([len(part) for part in parents])).to(cluster.device),
             slide=cluster.new_empty(n).index_copy(0, cluster, tree.slide),
@@ -245,6 +247,8 @@ class H2MIL(nn.Module):
         parent_steps: side of the square of tiles that makes a node of level 1, in tile steps.
         keep_share: share of the nodes that are centres in the first pooling.
     """
+
+    exceptions: ClassVar[dict[str, str]] = {"half weights": "rounding changes which nodes form a cluster"}
 
     def __init__(
         self,

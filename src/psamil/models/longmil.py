@@ -30,7 +30,8 @@ from psamil.models.output import ModelOutput
 from psamil.models.pooling import TileEmbedding
 from psamil.models.registry import register_model
 from psamil.models.segments import segment_sum
-from psamil.models.trunk import Block, MultiHeadAttention, layout_of
+from psamil.models.transformer import TransformerBlock
+from psamil.models.trunk import MultiHeadAttention, layout_of
 from psamil.spatial import Decay, Layout
 from psamil.spatial.dot_product import GlobalAlibi, LocalAlibi, local_attention
 
@@ -89,7 +90,10 @@ class LongMIL(nn.Module):
         self.embed = TileEmbedding(in_dim, width, dropout=0.0)
         priors = [LocalAlibi(radius_steps)] * local_blocks + [GlobalAlibi(radius_steps, FAR_STEPS)]
         self.blocks = nn.ModuleList(
-            Block(width, AlibiAttention(width, heads, prior), mlp_ratio=4, dropout=dropout) for prior in priors
+            TransformerBlock(
+                width, AlibiAttention(width, heads, prior), mlp_ratio=4, dropout=dropout, recompute_mlp=True
+            )
+            for prior in priors
         )
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, n_out)

@@ -18,31 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from psamil.bag import PackedBags
-from psamil.errors import OptionError, ShapeError
+from psamil.errors import OptionError
 from psamil.models.output import ModelOutput
 from psamil.models.registry import register_model
-from psamil.models.segments import segment_softmax, segment_sum
-from psamil.models.trunk import GatedScore
-
-
-def tile_features(batch: PackedBags, in_dim: int, dtype: torch.dtype) -> Tensor:
-    """(n, in_dim) features of the batch in the precision of the model; ShapeError where they are of another width."""
-    if not isinstance(batch, PackedBags):
-        raise ShapeError(f"the model takes PackedBags, got {type(batch).__name__}; use PackedBags.of(...)")
-    if batch.features.shape[1] != in_dim:
-        raise ShapeError(f"the model takes features of width {in_dim}, got {batch.features.shape[1]}")
-    return batch.features.to(dtype)
-
-
-def attention_pooling(scores: Tensor, values: Tensor, segment: Tensor, n_segments: int) -> Tensor:
-    """(n_segments, width): z = sum_i softmax_i(a_i) v_i over the members of each segment; 0 where there is none.
-
-    Args:
-        scores: (n,) a.
-        values: (n, width) v.
-        segment: (n,) index of the segment of each row, such as its bag.
-    """
-    return segment_sum(segment_softmax(scores, segment, n_segments)[:, None] * values, segment, n_segments)
+from psamil.models.segments import segment_sum
+from psamil.models.tiles import GatedScore, attention_pooling, tile_features
 
 
 class TileEmbedding(nn.Module):
@@ -51,7 +31,7 @@ class TileEmbedding(nn.Module):
     def __init__(self, in_dim: int, hidden: int, dropout: float) -> None:
         super().__init__()
         self.in_dim, self.width = in_dim, hidden or in_dim
-        self.project = nn.Sequential(nn.Linear(in_dim, hidden), nn.ReLU()) if hidden else nn.Identity()
+        self.project = nn.Sequential(nn.Linear(in_dim, hidden), nn.ReLU(inplace=True)) if hidden else nn.Identity()
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, batch: PackedBags, dtype: torch.dtype) -> Tensor:

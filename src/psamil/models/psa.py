@@ -26,7 +26,9 @@ from psamil.bag import PackedBags
 from psamil.errors import one_of
 from psamil.models.output import ModelOutput
 from psamil.models.registry import register_model
-from psamil.models.trunk import PRESETS, Adapter, Block, GatedScore, MultiHeadAttention, Trunk, with_preset
+from psamil.models.tiles import GatedScore
+from psamil.models.transformer import TransformerBlock
+from psamil.models.trunk import PRESETS, Adapter, MultiHeadAttention, Trunk, with_preset
 from psamil.spatial import (
     Decay,
     DistancePrior,
@@ -98,7 +100,7 @@ class PSAMIL(Trunk):
     def posterior_rows(self, batch: PackedBags, tiles: Sequence[int], layer: int = 0) -> list[list[PosteriorRow]]:
         """Why tiles attend where they attend: ``rows[i][h]`` is head h of tile ``tiles[i]`` of the batch."""
         x, layout = self.tiles(batch)
-        blocks = [block for block in self.blocks if isinstance(block, Block)]
+        blocks = [block for block in self.blocks if isinstance(block, TransformerBlock)]
         for block in blocks[:layer]:
             x = block(x, batch.xy, layout)
         attention, norm = blocks[layer].attention, blocks[layer].norm1

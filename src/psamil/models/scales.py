@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from psamil.models.segments import segment_sum
+from psamil.models.segments import segment_mean
 
 TOLERANCE_STEPS = 1e-3
 """So far may a position lie before the edge of a square and still count as in it: rounding must not move a tile."""
@@ -34,12 +34,6 @@ class Squares:
     def of_any_tile(self, per_tile: Tensor) -> Tensor:
         """(m, ...) what all tiles of a square have in common, such as their bag."""
         return per_tile.new_zeros(len(self), *per_tile.shape[1:]).index_copy(0, self.of_tile, per_tile)
-
-
-def segment_mean(values: Tensor, segment: Tensor, n_segments: int) -> Tensor:
-    """(n_segments, ...): mean of the rows of ``values`` (n, ...) that belong to each segment; 0 where there is none."""
-    sizes = torch.bincount(segment, minlength=n_segments).clamp(min=1)
-    return segment_sum(values, segment, n_segments) / sizes.view(-1, *[1] * (values.ndim - 1))
 
 
 @torch.no_grad()

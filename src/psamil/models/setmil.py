@@ -40,10 +40,11 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from psamil.bag import PackedBags
 from psamil.errors import OptionError
 from psamil.models.output import ModelOutput
-from psamil.models.pooling import tile_features
 from psamil.models.registry import register_model
 from psamil.models.relative_position import BUCKETS, bucket
-from psamil.models.scales import TOLERANCE_STEPS, segment_mean, squares_of
+from psamil.models.scales import TOLERANCE_STEPS, squares_of
+from psamil.models.segments import segment_mean
+from psamil.models.tiles import tile_features
 
 PYRAMID = (3, 5, 7)
 """Sides of the windows of tokens."""

@@ -11,8 +11,8 @@ With h_i = ReLU(W_0 x_i + b_0) the embedding of tile i (the features themselves 
 The score of a tile is a_i, after smoothing. As in the paper, the linear layers of a_i behind the operator are divided
 by their largest singular value, so that they do not undo its work. A bag without tiles has z = 0.
 
-Time O(T n hidden) for ``sm_abmil``, and next to nothing beyond ABMIL when late; O(n^2 hidden) more for
-``sm_transformer``. Memory O(n hidden).
+Time O(T n attention_dim) beyond ABMIL for ``sm_abmil``, and next to nothing when late; O(n^2 hidden) more for
+``sm_transformer``. Memory O(n attention_dim) and O(n hidden): embeddings are computed again wherever they are needed.
 
 Where this differs from torchmil, which is by the paper's first author: alpha stays between 0 and 1 while it is learned,
 a fixed alpha is not taken for 1 - alpha in the approximate mode, tiles without neighbours keep their values, layers are
@@ -22,25 +22,35 @@ Castro-Macias, Morales-Alvarez, Wu, Molina, Katsaggelos: Sm: enhanced localizati
 medical imaging classification. NeurIPS 2024.
 """
 
+from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
 from torch.nn.utils.parametrizations import spectral_norm as normalised
 
 from psamil.bag import PackedBags
 from psamil.errors import OptionError, one_of
 from psamil.models.adjacency import Adjacency
 from psamil.models.output import ModelOutput
-from psamil.models.pooling import PoolingModel, attention_pooling
+from psamil.models.pooling import PoolingModel
+from psamil.models.recompute import by_rows, recomputed, sum_by_rows
 from psamil.models.registry import register_model
+from psamil.models.segments import segment_softmax, segment_sum
 from psamil.models.smoothing import Smooth
+from psamil.models.tiles import tile_features
 from psamil.models.transformer import SelfAttention, TransformerBlock
 
 PLACES = ("early", "mid", "late")
 
 
-class SmoothedScore(nn.Module):
-    """a_i = w . tanh(W h_i + b) with Sm in one place; gives h, smoothed where that is the place, and a (n,)."""
+class SmoothedPooling(nn.Module):
+    """z = sum_i softmax_i(a_i) h_i with a_i = w . tanh(W h_i + b) and Sm in one place.
+
+    Sm is linear, symmetric and does not mix columns. So W Sm(H) = Sm(W H), and the sum over Sm(H) with the weights
+    softmax(a) is the sum over H with the weights Sm(softmax(a)): Sm(H) itself is not needed.
+    """
 
     def __init__(self, width: int, attention_dim: int, where: str, spectral_norm: bool, smooth: Smooth) -> None:
         super().__init__()
@@ -51,16 +61,32 @@ class SmoothedScore(nn.Module):
         if spectral_norm and where != "late":
             normalised(self.score)
 
-    def forward(self, h: Tensor, adjacency: Adjacency) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, embed: Callable[[Tensor], Tensor], x: Tensor, batch: PackedBags, adjacency: Adjacency
+    ) -> tuple[Tensor, Tensor]:
+        """z (b, width) and a (n,) of tiles H = embed(x), which is done anew wherever H is needed."""
+        bag, bags = batch.bag_of_tile, len(batch)
+        projection, bias = self.project.weight, self.project.bias  # normalised once
+        hidden = by_rows(lambda x: linear(embed(x), projection), x)
         if self.where == "early":
-            h = self.smooth(h, adjacency).to(h.dtype)
-        hidden = self.project(h)
-        if self.where == "mid":
-            hidden = self.smooth(hidden, adjacency).to(h.dtype)
-        scores = self.score(hidden.tanh())
+            hidden = self.smooth(hidden, adjacency) + bias
+        elif self.where == "mid":
+            hidden = self.smooth(hidden + bias, adjacency)
+        else:
+            hidden = hidden + bias
+        weight = self.score.weight
+        scores = recomputed(lambda hidden: linear(hidden.to(weight.dtype).tanh(), weight), hidden)
         if self.where == "late":
             scores = self.smooth(scores, adjacency)
-        return h, scores.squeeze(1)
+        scores = scores.squeeze(1)
+        shares = segment_softmax(scores, bag, bags)
+        if self.where == "early":
+            shares = self.smooth(shares[:, None], adjacency).squeeze(1)
+
+        def pooled(x: Tensor, shares: Tensor, bag: Tensor) -> Tensor:
+            return segment_sum(shares[:, None] * embed(x), bag, bags)
+
+        return sum_by_rows(pooled, x, shares, bag), scores
 
 
 class SmABMIL(PoolingModel):
@@ -94,29 +120,36 @@ class SmABMIL(PoolingModel):
         if attention_dim < 1:
             raise OptionError(f"attention_dim must be at least 1, got {attention_dim}")
         self.radius_steps = radius_steps
-        self.score = SmoothedScore(self.embed.width, attention_dim, where, spectral_norm, Smooth(**smoothing))
-
-    def with_context(self, h: Tensor, batch: PackedBags, adjacency: Adjacency) -> Tensor:
-        """(n, width) what is pooled, of embeddings (n, width)."""
-        return h
+        self.score = SmoothedPooling(self.embed.width, attention_dim, where, spectral_norm, Smooth(**smoothing))
 
     def forward(self, batch: PackedBags) -> ModelOutput:
-        h = self.tiles(batch)
         adjacency = Adjacency.of(batch, self.radius_steps)
-        h, scores = self.score(self.with_context(h, batch, adjacency), adjacency)
-        pooled = attention_pooling(scores, h, batch.bag_of_tile, len(batch))
+        if self.training and self.embed.dropout.p > 0:  # which is drawn once
+            pooled, scores = self.score(nn.Identity(), self.tiles(batch), batch, adjacency)
+        else:
+            x = tile_features(batch, self.embed.in_dim, self.head.weight.dtype)
+            pooled, scores = self.score(self.embed.project, x, batch, adjacency)
         return ModelOutput(logits=self.classify(pooled), tile_scores=scores)
 
 
 class SmoothedAttention(nn.Module):
-    """Sm(attention(x))."""
+    """Sm(attention(norm(x)))."""
 
     def __init__(self, width: int, heads: int, smooth: Smooth) -> None:
         super().__init__()
         self.attention, self.smooth = SelfAttention(width, heads), smooth
 
-    def forward(self, x: Tensor, offsets: list[int], adjacency: Adjacency) -> Tensor:
-        return self.smooth(self.attention(x, offsets), adjacency).to(x.dtype)
+    def forward(self, x: Tensor, norm: nn.Module, offsets: list[int], adjacency: Adjacency) -> Tensor:
+        heads = self.attention(x, norm, offsets)  # Sm does not mix columns
+        return torch.cat([self.smooth(head, adjacency).to(x.dtype) for head in heads], 1)
+
+
+class SmoothedBlock(TransformerBlock):
+    """A block whose attention normalises the tokens itself, so that normalised tokens are not kept."""
+
+    def attend(self, x: Tensor, *context: Any) -> Tensor:
+        added: Tensor = self.attention(x, self.norm1, *context)
+        return added
 
 
 class SmTransformer(SmABMIL):
@@ -135,16 +168,18 @@ class SmTransformer(SmABMIL):
         smoothing = {name: options[name] for name in ("alpha", "learn_alpha", "mode", "steps") if name in options}
         width = self.embed.width
         self.blocks = nn.ModuleList(
-            TransformerBlock(width, SmoothedAttention(width, heads, Smooth(**smoothing)), mlp_ratio=4)
+            SmoothedBlock(width, SmoothedAttention(width, heads, Smooth(**smoothing)), mlp_ratio=4, recompute_mlp=True)
             for _ in range(depth)
         )
         self.norm = nn.LayerNorm(width)
 
-    def with_context(self, h: Tensor, batch: PackedBags, adjacency: Adjacency) -> Tensor:
-        x = h
+    def forward(self, batch: PackedBags) -> ModelOutput:
+        adjacency = Adjacency.of(batch, self.radius_steps)
+        h = x = self.tiles(batch)
         for block in self.blocks:
             x = block(x, batch.offsets.tolist(), adjacency) + h
-        return self.norm(x)
+        pooled, scores = self.score(self.norm, x, batch, adjacency)
+        return ModelOutput(logits=self.classify(pooled), tile_scores=scores)
 
 
 @register_model

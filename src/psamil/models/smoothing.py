@@ -19,8 +19,9 @@ number of steps depends on alpha alone (13 for alpha = 0.5 in float32), so that 
 packed with.
 
 Gradients need no intermediate G_t. Sm is symmetric in both modes: dl/dU = V = Sm(dl/dG). For alpha, the logistic
-function of rho, dl/drho is <V, G - U> in the exact mode and alpha (1 - alpha) <dl/dG, D_T> in the approximate mode,
-where D_t = dG_t/dalpha = A_hat G_(t-1) - U + alpha A_hat D_(t-1), D_0 = 0, goes along with G_t.
+function of rho, dl/drho is <V, G - U> in the exact mode and alpha (1 - alpha) <D_T, U> in the approximate mode. There
+D_t = dV_t/dalpha = A_hat V_(t-1) - V_0 + alpha A_hat D_(t-1), D_0 = 0, goes along with V_t, V_0 = dl/dG, V_T = V, and
+is symmetric in V_0 and U too.
 
 Time O(T m width) for m pairs of neighbours, memory O(n width + m).
 """
@@ -37,6 +38,8 @@ from psamil.errors import OptionError, one_of
 from psamil.models.adjacency import Adjacency
 
 MODES = ("approximate", "exact")
+COLUMNS_AT_ONCE = 64
+"""Columns of U that are smoothed together."""
 
 
 class Smooth(nn.Module):
@@ -107,29 +110,40 @@ def _iterate(
 
 
 class _Sm(torch.autograd.Function):
-    """Sm in its exact mode, or with a number of steps."""
+    """Sm in its exact mode, or with a number of steps; columns do not depend on each other, and are done in turn."""
 
     @staticmethod
     def forward(ctx: Any, u: Tensor, alpha_logit: Tensor, adjacency: Adjacency, steps: int | None) -> Tensor:
         ctx.alpha, ctx.steps = float(alpha_logit.detach().double().sigmoid()), steps
         ctx.a_hat = _normalised(adjacency, u.dtype)
-        derive, slope = ctx.needs_input_grad[1], None
-        if steps is None:
-            g = _solve(u, ctx.alpha, ctx.a_hat)
-            slope = g - u if derive else None
-        else:
-            g, slope = _iterate(u, ctx.alpha, ctx.a_hat, steps, derive)
-        ctx.save_for_backward(slope, alpha_logit)
+        g = torch.empty_like(u)
+        for of_g, of_u in zip(_columns(g), _columns(u), strict=True):
+            if steps is None:
+                of_g.copy_(_solve(of_u, ctx.alpha, ctx.a_hat))
+            else:
+                of_g.copy_(_iterate(of_u, ctx.alpha, ctx.a_hat, steps, derive=False)[0])
+        derive = ctx.needs_input_grad[1]
+        ctx.save_for_backward(u if derive else None, g if derive and steps is None else None, alpha_logit)
         return g
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
-        slope, alpha_logit = ctx.saved_tensors
-        if ctx.steps is None:
-            v = _solve(gradient, ctx.alpha, ctx.a_hat)
-            of_logit = None if slope is None else (v * slope).sum()
-        else:
-            v, _ = _iterate(gradient, ctx.alpha, ctx.a_hat, ctx.steps, derive=False)
-            of_logit = None if slope is None else ctx.alpha * (1 - ctx.alpha) * (gradient * slope).sum()
+        u, g, alpha_logit = ctx.saved_tensors
+        v = torch.empty_like(gradient)
+        of_logit = None if u is None else gradient.new_zeros(())
+        for i, (of_v, part) in enumerate(zip(_columns(v), _columns(gradient), strict=True)):
+            if ctx.steps is None:
+                of_v.copy_(_solve(part, ctx.alpha, ctx.a_hat))
+                if of_logit is not None:
+                    of_logit += (of_v * (_columns(g)[i] - _columns(u)[i])).sum()
+            else:
+                of_part, derivative = _iterate(part, ctx.alpha, ctx.a_hat, ctx.steps, derive=of_logit is not None)
+                of_v.copy_(of_part)
+                if of_logit is not None and derivative is not None:
+                    of_logit += ctx.alpha * (1 - ctx.alpha) * (derivative * _columns(u)[i]).sum()
         return v, None if of_logit is None else of_logit.to(alpha_logit.dtype), None, None
+
+
+def _columns(values: Tensor) -> tuple[Tensor, ...]:
+    return values.split(COLUMNS_AT_ONCE, dim=1)

@@ -8,12 +8,14 @@ O(sum of squared lengths x width), memory O(n width): the fused attention of tor
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import linear, scaled_dot_product_attention
 
 from psamil.errors import OptionError
+from psamil.models.recompute import by_rows, recomputed
 
 
 class SelfAttention(nn.Module):
@@ -31,26 +33,63 @@ class SelfAttention(nn.Module):
         self.heads = heads
         self.qkv = nn.Linear(width, 3 * width, bias=False)
 
-    def forward(self, x: Tensor, offsets: Sequence[int]) -> Tensor:
-        """(n, width) for tokens (n, width); ``offsets`` (s + 1) say where each sequence begins."""
-        qkv = self.qkv(x).unflatten(1, (3, self.heads, -1)).permute(1, 2, 0, 3)  # (3, heads, n, d)
-        sequences = [
-            scaled_dot_product_attention(q[None], k[None], v[None])[0].transpose(0, 1).flatten(1)
-            for q, k, v in (qkv[:, :, a:b] for a, b in pairwise(offsets) if b > a)
-        ]
-        return torch.cat(sequences) if sequences else x
+    def forward(self, x: Tensor, norm: nn.Module, offsets: Sequence[int]) -> list[Tensor]:
+        """(n, d) for each head, of tokens norm(x) (n, width); ``offsets`` (s + 1) say where each sequence begins.
+
+        Norm, queries, keys and values are computed again in the backward pass.
+        """
+        weights = self.qkv.weight.unflatten(0, (3, self.heads, -1)).unbind(1)  # (3, d, width) each
+        return [recomputed(_head, x, norm, offsets, weight, keep_attention=True) for weight in weights]
+
+
+def _head(x: Tensor, norm: nn.Module, offsets: Sequence[int], weight: Tensor) -> Tensor:
+    """(n, d) of the head with the weights (3, d, width) of queries, keys and values."""
+    qkv = linear(norm(x), weight.flatten(0, 1)).unflatten(1, (3, -1)).transpose(0, 1)  # (3, n, d)
+    sequences = [
+        scaled_dot_product_attention(q[None, None], k[None, None], v[None, None])[0, 0]
+        for q, k, v in (qkv[:, a:b] for a, b in pairwise(offsets) if b > a)
+    ]
+    if len(sequences) == 1:
+        return sequences[0]
+    return torch.cat(sequences) if sequences else qkv[2]
 
 
 class TransformerBlock(nn.Module):
-    """Pre-norm block. ``attention`` is called with the normalised tokens and whatever follows them in ``forward``."""
+    """Pre-norm block. ``attention`` is called with the normalised tokens and whatever follows them in ``forward``.
 
-    def __init__(self, width: int, attention: nn.Module, mlp_ratio: int) -> None:
+    Args:
+        width: of the tokens.
+        attention: between them.
+        mlp_ratio: hidden width of the MLP in widths of tokens.
+        dropout: of what the attention adds.
+        recompute_mlp: compute the MLP again in the backward pass, which needs less memory.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        attention: nn.Module,
+        mlp_ratio: int,
+        *,
+        dropout: float = 0.0,
+        recompute_mlp: bool = False,
+    ) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(width)
         self.attention = attention
         self.norm2 = nn.LayerNorm(width)
         self.mlp = nn.Sequential(nn.Linear(width, mlp_ratio * width), nn.GELU(), nn.Linear(mlp_ratio * width, width))
+        self.dropout = nn.Dropout(dropout)
+        self.recompute_mlp = recompute_mlp
 
-    def forward(self, x: Tensor, *context: object) -> Tensor:
-        x = x + self.attention(self.norm1(x), *context)
+    def forward(self, x: Tensor, *context: Any) -> Tensor:
+        x = x + self.dropout(self.attend(x, *context))
+        return by_rows(self._with_mlp, x) if self.recompute_mlp else self._with_mlp(x)
+
+    def attend(self, x: Tensor, *context: Any) -> Tensor:
+        """What the attention adds to tokens x, before dropout."""
+        added: Tensor = self.attention(self.norm1(x), *context)
+        return added
+
+    def _with_mlp(self, x: Tensor) -> Tensor:
         return x + self.mlp(self.norm2(x))

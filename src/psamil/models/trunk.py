@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from psamil.bag import PackedBags
 from psamil.errors import OptionError, ShapeError, one_of
 from psamil.models.output import ModelOutput
-from psamil.models.segments import segment_softmax, segment_sum
+from psamil.models.tiles import GatedScore, attention_pooling, tile_features
+from psamil.models.transformer import TransformerBlock
 from psamil.spatial import Layout
 
 PRESETS: dict[str, dict[str, int]] = {
@@ -92,33 +93,6 @@ class MultiHeadAttention(nn.Module):
         return self.proj(self.attend(*self.project(x), xy, layout).flatten(1))
 
 
-class Block(nn.Module):
-    """Pre-norm transformer block; ``dropout`` of what the attention adds."""
-
-    def __init__(self, width: int, attention: MultiHeadAttention, mlp_ratio: int, dropout: float = 0.0) -> None:
-        super().__init__()
-        self.norm1 = nn.LayerNorm(width)
-        self.attention = attention
-        self.norm2 = nn.LayerNorm(width)
-        self.mlp = nn.Sequential(nn.Linear(width, mlp_ratio * width), nn.GELU(), nn.Linear(mlp_ratio * width, width))
-        self.dropout = nn.Dropout(dropout)
-
-    def forward(self, x: Tensor, xy: Tensor, layout: Layout) -> Tensor:
-        x = x + self.dropout(self.attention(self.norm1(x), xy, layout))
-        return x + self.mlp(self.norm2(x))
-
-
-class GatedScore(nn.Module):
-    """a_i = w . (tanh(V x_i) * sigmoid(U x_i))."""
-
-    def __init__(self, width: int, hidden: int = 128) -> None:
-        super().__init__()
-        self.tanh, self.gate, self.score = nn.Linear(width, hidden), nn.Linear(width, hidden), nn.Linear(hidden, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.score(self.tanh(x).tanh() * self.gate(x).sigmoid())
-
-
 class Trunk(nn.Module):
     """See the module.
 
@@ -161,19 +135,16 @@ class Trunk(nn.Module):
         self.adapter = Adapter(in_dim, width, adapter_layers)
         self.position = None if position is None else position(width)
         self.exceptions: dict[str, str] = getattr(self.position, "exceptions", {})  # see psamil.models.check
-        self.blocks = nn.ModuleList(Block(width, attention(width, heads), mlp_ratio) for _ in range(depth))
+        self.blocks = nn.ModuleList(TransformerBlock(width, attention(width, heads), mlp_ratio) for _ in range(depth))
         self.norm = nn.LayerNorm(width, eps=1e-6)
         self.score = nn.Linear(width, 1) if pooling == "linear" else GatedScore(width)
         self.head = nn.Linear(width, n_out)
 
     def tiles(self, batch: PackedBags) -> tuple[Tensor, Layout]:
         """(n, width) tiles as they enter the first block, and their layout."""
-        if not isinstance(batch, PackedBags):
-            raise ShapeError(f"the model takes PackedBags, got {type(batch).__name__}; use PackedBags.of(...)")
-        if batch.features.shape[1] != self.in_dim:
-            raise ShapeError(f"the model takes features of width {self.in_dim}, got {batch.features.shape[1]}")
+        features = tile_features(batch, self.in_dim, self.head.weight.dtype)
         layout = layout_of(batch)
-        x = self.adapter(batch.features.to(self.head.weight.dtype))
+        x = self.adapter(features)
         return x if self.position is None else self.position(x, layout), layout
 
     def forward(self, batch: PackedBags) -> ModelOutput:
@@ -182,6 +153,5 @@ class Trunk(nn.Module):
             x = block(x, batch.xy, layout)
         x = self.norm(x)
         scores = self.score(x).squeeze(-1)
-        bag = batch.bag_of_tile
-        pooled = segment_sum(segment_softmax(scores, bag, len(batch))[:, None] * x, bag, len(batch))  # (b, width)
+        pooled = attention_pooling(scores, x, batch.bag_of_tile, len(batch))
         return ModelOutput(logits=self.head(pooled.to(self.head.weight.dtype)), tile_scores=scores)

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -135,14 +136,18 @@ class _Work:
         while waiting:
             busy = []
             for name in waiting:
-                if self._is_finished(name):
+                asked_mpp = mpp_of.get(name, mpp)
+                if self._is_finished(name, asked_mpp):
                     continue
+                lock = Lock(self._features(name).with_name(f"{name}.h5.lock"))
+                self._locks[name] = lock  # before it is taken: Ctrl-C in between must not leave it behind
                 try:
-                    self._locks[name] = Lock(self._features(name).with_name(f"{name}.h5.lock")).__enter__()
+                    lock.__enter__()
                 except BusyError:
+                    del self._locks[name]
                     busy.append(name)
                     continue
-                if self._is_finished(name):  # by another process, in the meantime
+                if self._is_finished(name, asked_mpp):  # by another process, in the meantime
                     self._unlock(name)
                     continue
                 self._clear(name)
@@ -152,7 +157,7 @@ class _Work:
                     self._fail(name, str(error))
                     continue
                 picture = self.out / self._tiling / "visualization" / f"{name}.jpg"
-                yield SlideJob(self.slides[name].resolve(), name, mpp_of.get(name, mpp), mask, picture)
+                yield SlideJob(self.slides[name].absolute(), name, asked_mpp, mask, picture)
             if len(busy) == len(waiting):
                 self.outcome.elsewhere = busy
                 return
@@ -225,8 +230,8 @@ class _Work:
         self._unlock(name)
         self._tell_over(name, "failed", 0, reason)
 
-    def _is_finished(self, name: str) -> bool:
-        """Whether its features are there and whole, so that nothing is to be done."""
+    def _is_finished(self, name: str, asked_mpp: float | None) -> bool:
+        """Whether its features are there, whole, and of the resolution that is asked for, if one is."""
         path = self._features(name)
         if not path.exists():
             return False
@@ -234,7 +239,7 @@ class _Work:
             found = trident.read(path, with_features=False)
         except DataError:
             return False
-        if found.features.shape[1] != self.encoder.dim:
+        if found.features.shape[1] != self.encoder.dim or not self._has_mpp(name, asked_mpp):
             return False
         if self._is_another(name):
             reason = f"{path} has the features of another slide of this name; rename this one, or choose another folder"
@@ -254,9 +259,15 @@ class _Work:
             return False
         return recorded not in (None, _bytes(self.slides[name]))
 
+    def _has_mpp(self, name: str, asked: float | None) -> bool:
+        """False if the scan was taken for one of another resolution; True where nothing else is known."""
+        path = record_path(self.out, name)
+        known = read_json(path).get("mpp_px0") if asked is not None and path.exists() else None
+        return known is None or asked is None or math.isclose(known, asked, rel_tol=1e-6)
+
     def _clear(self, name: str) -> None:
         """Removes what a killed process left half-written. The slide is locked."""
-        source = str(self.slides[name].resolve())
+        source = str(self.slides[name].absolute())
         remove_temporaries(self._features(name))
         remove_temporaries(tiling_path(self.out, self._tiling, name))
         remove_temporaries(state_path(self.out, name, source))

@@ -86,7 +86,8 @@ def _opened(job: SlideJob) -> Slide:
 
 def serve() -> None:
     """Answers requests until the process that asks closes the pipe, or is no more."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that asks decides what Ctrl-C means
+    for stop in (signal.SIGINT, signal.SIGTERM):  # the process that asks decides what they mean
+        signal.signal(stop, signal.SIG_IGN)
     requests = sys.stdin.buffer
     with os.fdopen(os.dup(1), "wb") as replies, contextlib.suppress(BrokenPipeError):
         os.dup2(2, 1)  # what libraries print must not get among the replies
@@ -106,7 +107,8 @@ def _answer(function: Any, arguments: list[Any]) -> tuple[str, Any]:
     try:
         return "result", function(*arguments)
     except DataError as error:
-        return "slide", error.cause + (f"; {error.remedy}" if error.remedy else "")
+        is_of_slide = any(isinstance(job, SlideJob) and str(job.path) == error.path for job in arguments)
+        return "slide", str(error).removeprefix(f"{error.path}: " if is_of_slide else "")
     except PsamilError as error:
         return "run", str(error)
     except Exception as error:  # whatever a damaged file does to a decoder

@@ -31,6 +31,7 @@ from psamil.slides.tiling import TileGrid
 CHUNKS_PER_WORKER = 2  # asked for and not yet taken: one that is read, and one that waits
 SLIDES_AHEAD = 2  # besides the one that is worked on
 LAST_WORDS_BYTES = 4096
+KILLED = -9  # by signal.SIGKILL, which not all systems have
 
 
 class UnreadableSlideError(Exception):
@@ -106,7 +107,11 @@ class ReadingPool:
             for reader in self._readers:
                 reader.process.kill()
         self._threads.shutdown(cancel_futures=True)
-        for reader in self._readers:
+        # Ctrl-C while a thread starts leaves one that nobody waits for: whoever takes a reader out ends it.
+        with self._guard:
+            left = self._readers.copy()
+            self._readers.clear()
+        for reader in left:
             reader.end()
 
     def submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
@@ -119,11 +124,13 @@ class ReadingPool:
             kind, value = reader.ask(*request)
         except EOFError:
             with self._guard:
-                self._readers.discard(reader)
+                if reader not in self._readers:
+                    raise UnreadableSlideError("the run ended") from None
+                self._readers.remove(reader)
             del self._mine.reader
             how = reader.end()
             cause = f"the process that read it ended ({how})"
-            hint = "; if memory was short, take fewer workers" if reader.process.returncode == -signal.SIGKILL else ""
+            hint = "; if memory was short, take fewer workers" if reader.process.returncode == KILLED else ""
             raise UnreadableSlideError(cause + hint) from None
         if kind == "slide":
             raise UnreadableSlideError(value)

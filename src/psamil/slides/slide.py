@@ -51,7 +51,6 @@ class Slide:
         self.path, self.name, self.mpp_px0 = path, slide_id(path), mpp_px0
         self.size_px0, self.bounds_px0 = source.level_sizes[0], source.bounds_px0
         self.level_count = len(source.level_sizes)
-        self.level_count = len(source.level_sizes)
         self._source = source
         self._overview: NDArray[np.uint8] | None = None  # the last one: some files are slow to read as a whole
 

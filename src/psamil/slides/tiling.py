@@ -47,7 +47,8 @@ class TileGrid:
         if self.size_um is not None:
             object.__setattr__(self, "size_px", round(self.size_um / self.mpp))
         if self.size_px < 1:
-            raise OptionError(f"a tile must have at least one pixel; its side is {self.size_um} um at {self.mpp} um/px")
+            side = f"{self.size_px} px" if self.size_um is None else f"{self.size_um} um at {self.mpp} um per pixel"
+            raise OptionError(f"a tile must have at least one pixel; its side is {side}")
         if not 0 <= self.overlap_px < self.size_px:
             raise OptionError(
                 f"overlap_px must be at least 0 and below the side of {self.size_px}, got {self.overlap_px}"

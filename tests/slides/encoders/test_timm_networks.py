@@ -159,9 +159,11 @@ def small_folder(timm, tmp_path):
     return folder
 
 
-def test_local_folder(timm, tmp_path):
+def test_local_folder(timm, tmp_path, monkeypatch):
     folder = small_folder(timm, tmp_path)
-    encoder = load_encoder(str(folder))
+    monkeypatch.chdir(tmp_path)
+    encoder = load_encoder(folder.name)
+    assert encoder.reference == str(folder)  # wherever it is loaded again
     config = json.loads((folder / "config.json").read_text())["pretrained_cfg"]
     assert (encoder.name, encoder.dim, encoder.input_px) == ("small vit", 64, config["input_size"][-1])
     assert list(encoder.preprocessing.mean) == config["mean"]

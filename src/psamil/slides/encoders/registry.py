@@ -85,7 +85,8 @@ def load_encoder(
         if kind == "python":
             name, (network, how) = rest.rpartition(":")[2], python_network(rest)
         else:
-            name, (network, how) = Path(reference).resolve().name, folder_network(_folder(encoder))
+            folder = _folder(encoder).resolve()  # found again from wherever features are made later
+            name, reference, (network, how) = folder.name, str(folder), folder_network(folder)
     return Encoder(name, network, how, reference=reference, device=device, precision=precision)
 
 
