@@ -94,9 +94,10 @@ def _parser(training: TrainingSettings | None = None) -> Any:
         of_verb.add_argument("--config", action="config", help="YAML file of options")
         parameters = introspection.signature(function).parameters
         options: set[str | int] = {name for name, of in parameters.items() if of.kind is of.KEYWORD_ONLY}
+        positional: set[str | int] = {name for name in parameters if name not in options}
         of_verb.add_function_arguments(function, as_group=False, as_positional=True, skip=options)
-        of_verb.add_function_arguments(function, as_group=False, skip=set(parameters) - options)
-        if "training" in introspection.signature(function).parameters:
+        of_verb.add_function_arguments(function, as_group=False, skip=positional)
+        if "training" in parameters:
             recipes = " or ".join(f'"{recipe}"' for recipe in RECIPES)
             of_verb.add_argument("--recipe", help=f"settings of training to begin with: {recipes}")
             if training is not None:

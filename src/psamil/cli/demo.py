@@ -82,12 +82,13 @@ def demo(out: Path = Path("demo-report"), *, slides: int = 60, tiles: int = 90, 
     cohort = _cohort(out, slides, tiles, console)
     splits = k_fold(cohort, folds)
     torch.set_num_threads(1)  # tensors this small are fastest on one thread
+    about = {"extraction": extraction_settings(out / "features")}  # so that predict can make those of other slides
     for name, settings in SETTINGS.items():
         console.print(f"\n{name}: {folds} folds of {settings.epochs} epochs", markup=False)
         with TrainingProgress(console, settings.epochs) as shown:
-            calls = {"report": shown.report, "on_step": shown.on_step}
-            about = {"extraction": extraction_settings(out / "features")}  # so that it can be made of other slides
-            cross_validate(cohort, splits, settings, out / name, about=about, **calls)
+            cross_validate(
+                cohort, splits, settings, out / name, about=about, report=shown.report, on_step=shown.on_step
+            )
     comparison = compare_runs([out / name for name in SETTINGS])
     console.print()
     tell(comparison, console)
@@ -161,8 +162,9 @@ def _pictures(comparison: RunComparison, cohort: Cohort, out: Path) -> Figure:
     scores = {run.name: load_file(run.path / "folds" / "0" / TILE_SCORES_FILE) for run in comparison.runs}
     caption = (
         f"The first {SHOWN_PER_CLASS} slides of each class in the test part of the first fold, beside the scores that "
-        "models gave their tiles which had not seen them. Scores of psa_evidence are evidence for the second class; those "
-        "of the others say how much the prediction rests on a tile, not for which class. Red: the lesion as it was drawn. Colours of a model mean the same in all of its pictures."
+        "models gave their tiles which had not seen them. Scores of psa_evidence are evidence for the second class; "
+        "those of the others say how much the prediction rests on a tile, not for which class. Red: the lesion as it "
+        "was drawn. Colours of a model mean the same in all of its pictures."
     )
     return heat_maps([_picture(sample, cohort, scores, out) for sample in shown], caption)
 

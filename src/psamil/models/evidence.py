@@ -55,16 +55,17 @@ class Whitening(nn.Module):
     @torch.no_grad()
     def fit(self, batches: Iterable[PackedBags]) -> None:
         """From sums over all tiles in float64. Nothing changes if there are fewer than two."""
-        n, total, squares = 0, 0.0, 0.0
+        n, total = 0, torch.zeros_like(self.mean, dtype=torch.float64)
+        squares = total[:, None] * total
         for batch in batches:
             features = batch.features.double()
             n += len(features)
-            total = total + features.sum(0)
-            squares = squares + features.T @ features
+            total += features.sum(0)
+            squares += features.T @ features
         if n < 2:
             return
-        mean = torch.as_tensor(total) / n
-        values, directions = torch.linalg.eigh(torch.as_tensor(squares) / n - mean[:, None] * mean)
+        mean = total / n
+        values, directions = torch.linalg.eigh(squares / n - mean[:, None] * mean)
         deviation = values.clamp_min(0).sqrt().flip(0)[: len(self.matrix)]
         leading = directions.flip(1)[:, : len(self.matrix)]
         leading = leading * leading.gather(0, leading.abs().argmax(0, keepdim=True)).sign()  # not of both signs

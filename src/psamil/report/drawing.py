@@ -62,7 +62,7 @@ def panels(count: int, **options: Any) -> tuple[Any, list[Any]]:
 
 
 def legend_below(canvas: Any, axis: Any) -> None:
-    """The legend of an axis, under the picture and as wide as it. The canvas grows by its lines but for the first few."""
+    """The legend of an axis, under the picture and as wide as it. The canvas grows with a long one."""
     handles, labels = axis.get_legend_handles_labels()
     width, height = canvas.get_size_inches()
     columns = max(1, min(len(labels), int(width * 14 / (max(map(len, labels)) + 6))))
