@@ -18,7 +18,7 @@ from psamil.training.settings import TrainingSettings
 from psamil.training.tasks import TaskOptions
 from tests.models.test_check import SMALL
 
-WITHOUT_PAPER = ("max", "mean", "size")
+WITHOUT_PAPER = ("max", "mean", "psa_evidence", "size")
 MODELS = [name for name in list_models() if name not in WITHOUT_PAPER]
 AUTHORS = sorted((FOLDER / "authors").glob("*.yaml"))
 OPTIMISATION = {

@@ -258,7 +258,7 @@ def test_settings_can_be_read_back(tmp_path):
     assert read_extraction(folder) == settings
     assert read_extraction(tmp_path) is None
     write_json(out / "extraction.json", {"encoder": "x"})
-    with pytest.raises(DataError, match=r"extraction\.json: is not of this version"):
+    with pytest.raises(DataError, match=r"is not of this version of psamil"):
         read_extraction(out)
     record = read_json(out / "slide_records" / "a.json")
     assert record["tile_px0"] == round(40.3 / 0.5)
