@@ -247,6 +247,37 @@ def test_bad_options(slides, tmp_path, option):
         extract_all(slides, tmp_path / "out", **{option: 0})
 
 
+def test_features_that_are_not_finite_cost_their_slide_alone(tmp_path):
+    slides, out = tmp_path / "slides", tmp_path / "out"
+    draw(slides / "a.tif", seed=1)
+    draw(slides / "b.tif", seed=2)
+    encoder = tiny_encoder()
+    encode, seen = encoder._forward, []
+
+    def odd(tiles):
+        seen.append(tiles)
+        return encode(tiles) * (float("nan") if len(seen) == 1 else 1.0)
+
+    encoder._forward = odd
+    found = extract_all(slides, out, encoder=encoder)
+    assert list(found.failed) == ["a"]
+    assert "not finite" in found.failed["a"]
+    assert found.done == ["b"]
+    assert not list((out / FEATURES).glob("a.h5*"))
+    assert extract_all(slides, out).done == ["a"]
+
+
+def test_another_resolution_is_another_slide(tmp_path):
+    slides, out = tmp_path / "slides", tmp_path / "out"
+    draw(slides / "a.tif")
+    assert extract_all(slides, out).done == ["a"]
+    assert extract_all(slides, out, mpp=0.5).finished_before == ["a"]
+    assert extract_all(slides, out, mpp=0.25).done == ["a"]
+    assert extract_all(slides, out, mpp=0.25).finished_before == ["a"]
+    (out / "slide_records" / "a.json").write_text("damaged")
+    assert extract_all(slides, out, mpp=0.5).finished_before == ["a"]  # nothing is known any more
+
+
 def test_settings_can_be_read_back(tmp_path):
     out, grid = tmp_path / "out", tiny_grid(size_um=40.3, overlap_px=3, least_tissue=0.1)
     extract_all(draw(tmp_path / "a.tif"), out, grid=grid)

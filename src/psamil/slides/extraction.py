@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,6 +37,7 @@ from psamil.readers.trident_writing import (
 )
 from psamil.slides.annotations import find_mask
 from psamil.slides.encoders import Encoder
+from psamil.slides.encoders.encoder import NonFiniteFeaturesError
 from psamil.slides.extraction_record import Extraction, SlideRecord, record_path, write_tables
 from psamil.slides.reading import Plan, SlideJob
 from psamil.slides.reading_pool import ReadingPool, SlideAhead, SlideStream, UnreadableSlideError
@@ -169,7 +171,7 @@ class _Work:
         try:
             plan = slide.plan()
             self._write(slide, plan)
-        except UnreadableSlideError as error:
+        except (UnreadableSlideError, NonFiniteFeaturesError) as error:
             self._fail(name, str(error))
             return
         n = len(plan.tiles)
@@ -253,17 +255,19 @@ class _Work:
 
     def _is_another(self, name: str) -> bool:
         """Whether the features of this name are those of another file: moved slides keep their size."""
-        try:
-            recorded = read_json(record_path(self.out, name)).get("bytes")
-        except (DataError, AttributeError):  # no record, or a damaged one: nothing speaks against it
-            return False
-        return recorded not in (None, _bytes(self.slides[name]))
+        return self._recorded(name, "bytes") not in (None, _bytes(self.slides[name]))
 
     def _has_mpp(self, name: str, asked: float | None) -> bool:
         """False if the scan was taken for one of another resolution; True where nothing else is known."""
-        path = record_path(self.out, name)
-        known = read_json(path).get("mpp_px0") if asked is not None and path.exists() else None
+        known = self._recorded(name, "mpp_px0")
         return known is None or asked is None or math.isclose(known, asked, rel_tol=1e-6)
+
+    def _recorded(self, name: str, what: str) -> Any:
+        """None without a record, or with a damaged one: then nothing speaks against the features."""
+        try:
+            return read_json(record_path(self.out, name)).get(what)
+        except (DataError, AttributeError):
+            return None
 
     def _clear(self, name: str) -> None:
         """Removes what a killed process left half-written. The slide is locked."""

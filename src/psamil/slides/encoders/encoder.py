@@ -18,6 +18,10 @@ from psamil.slides.encoders.preprocessing import Preprocessing
 PRECISIONS = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
+class NonFiniteFeaturesError(OptionError):
+    """Of some tiles: the others may be well."""
+
+
 class Encoder:
     """Tiles to features. Made by :func:`psamil.slides.encoders.load_encoder`.
 
@@ -72,7 +76,7 @@ class Encoder:
             return torch.empty(0, self.dim)
         features = self._forward(tiles)
         if not bool(features.isfinite().all()):
-            raise OptionError(
+            raise NonFiniteFeaturesError(
                 f"encoder {self.name!r} gave features that are not finite in {self.precision}; take float32"
             )
         return features
