@@ -1,7 +1,8 @@
 """psamil: slide-level learning from whole-slide images with spatial context."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from psamil.lazy import importing
 
 if TYPE_CHECKING:
     from psamil.bag import Bag, PackedBags, TileStep
@@ -29,20 +30,14 @@ __all__ = [
 ]
 __version__ = "0.1.0"
 
-_HOMES = {
-    "psamil.bag": ("Bag", "PackedBags", "TileStep"),
-    "psamil.cohort": ("BagCache", "Cohort"),
-    "psamil.evaluation.predictor": ("load",),
-    "psamil.evaluation.run": ("fit",),
-    "psamil.models": ("ModelOutput", "check_model", "create_model", "list_models", "register_model"),
-    "psamil.readers": ("find_bags", "open_bag"),
-}
-
-
-def __getattr__(name: str) -> Any:
-    """Imports a public name when it is first asked for: processes that only read slides do without torch."""
-    for home, names in _HOMES.items():
-        if name in names:
-            globals()[name] = getattr(import_module(home), name)
-            return globals()[name]
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = importing(
+    __name__,
+    {
+        "psamil.bag": ("Bag", "PackedBags", "TileStep"),
+        "psamil.cohort": ("BagCache", "Cohort"),
+        "psamil.evaluation.predictor": ("load",),
+        "psamil.evaluation.run": ("fit",),
+        "psamil.models": ("ModelOutput", "check_model", "create_model", "list_models", "register_model"),
+        "psamil.readers": ("find_bags", "open_bag"),
+    },
+)

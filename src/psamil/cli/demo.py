@@ -6,32 +6,32 @@ import os
 import shutil
 from pathlib import Path
 
-import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
 from safetensors.numpy import load_file
 
 from psamil.cli.compare import tell
+from psamil.cli.extract import CPU_BATCH
 from psamil.cli.extraction_progress import ExtractionProgress
 from psamil.cli.progress import TrainingProgress
-from psamil.cohort import BagCache, Cohort, Sample, k_fold
+from psamil.cli.slide_features import scored_picture
+from psamil.cohort import BagCache, Cohort, k_fold
 from psamil.errors import DataError
 from psamil.evaluation.experiment import cross_validate
 from psamil.evaluation.fold_localisation import TILE_SCORES_FILE
 from psamil.evaluation.run_comparison import FinishedRun, RunComparison, compare_runs, read_history
 from psamil.files import read_json
-from psamil.readers import trident
 from psamil.readers.extraction_settings import extraction_settings
 from psamil.report.drawing import Figure
-from psamil.report.heat_maps import ScoredPicture, heat_maps
+from psamil.report.heat_maps import heat_maps
 from psamil.report.run_report import write_report
 from psamil.report.tables import save_tables
 from psamil.slides.encoders import load_encoder
 from psamil.slides.encoders.registry import DEFAULT_ENCODER
 from psamil.slides.extraction import extract
 from psamil.slides.procedural import APART_STEPS, draw_slides
-from psamil.slides.slide import find_slides, open_slide
+from psamil.slides.slide import find_slides
 from psamil.slides.tile_labels import label_tiles
 from psamil.training.settings import TrainingSettings
 
@@ -56,8 +56,6 @@ SETTINGS = {
     ),
     "abmil": TrainingSettings(model="abmil", model_options={"hidden": 96}, epochs=40, lr=1e-3, patience=None),
 }
-BATCH_TILES = 16  # whose activations fit into the cache of a core
-OVERVIEW_UM = 8.0  # per pixel of a picture in the report
 SHOWN_PER_CLASS = 2
 
 
@@ -124,7 +122,7 @@ def _cohort(out: Path, slides: int, tiles: int, console: Console) -> Cohort:
     encoder = load_encoder(DEFAULT_ENCODER)
     console.print(f"extracting features with {encoder.name} ({encoder.dim} numbers per tile)", markup=False)
     with ExtractionProgress(console) as progress:
-        found = extract(find_slides(drawn / "slides"), features, encoder, batch=BATCH_TILES, report=progress.report)
+        found = extract(find_slides(drawn / "slides"), features, encoder, batch=CPU_BATCH, report=progress.report)
     if found.failed or found.elsewhere:
         raise DataError(features, "is not complete", f"see {features / 'failures.csv'}, and start the demo again")
     label_tiles(features, drawn / "lesions", tile_labels)
@@ -166,24 +164,11 @@ def _pictures(comparison: RunComparison, cohort: Cohort, out: Path) -> Figure:
         "those of the others say how much the prediction rests on a tile, not for which class. Red: the lesion as it "
         "was drawn. Colours of a model mean the same in all of its pictures."
     )
-    return heat_maps([_picture(sample, cohort, scores, out) for sample in shown], caption)
-
-
-def _picture(sample: Sample, cohort: Cohort, scores: dict[str, dict[str, np.ndarray]], out: Path) -> ScoredPicture:
-    (ref,) = sample.bags
-    tiles = trident.read(ref.path, with_features=False)
-    assert tiles.coords is not None
-    assert tiles.tile_size is not None
-    with open_slide(out / "cohort" / "slides" / f"{ref.id}.tiff") as slide:
-        width, height = slide.size_px0
-        mpp = slide.mpp_px0
-        overview = slide.overview(OVERVIEW_UM)
-    return ScoredPicture(
-        title=f"{ref.id}: {sample.outcome}",
-        overview=overview,
-        size_um=(width * mpp, height * mpp),
-        corners_um=tiles.coords * mpp,
-        tile_um=tiles.tile_size * mpp,
-        scores={run: of_slides[ref.id] for run, of_slides in scores.items()},
-        labelled=cohort.labels_of_tiles(ref, len(tiles.coords)),
-    )
+    pictures = []
+    for sample in shown:
+        (ref,) = sample.bags
+        of_slide = {run: of_slides[ref.id] for run, of_slides in scores.items()}
+        path, title = out / "cohort" / "slides" / f"{ref.id}.tiff", f"{ref.id}: {sample.outcome}"
+        labelled = cohort.labels_of_tiles(ref, len(next(iter(of_slide.values()))))
+        pictures.append(scored_picture(path, ref.path, of_slide, title, labelled=labelled))
+    return heat_maps(pictures, caption)

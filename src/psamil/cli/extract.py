@@ -22,6 +22,7 @@ from psamil.slides.mpp_table import read_mpp_table
 from psamil.slides.slide import find_slides
 from psamil.slides.tiling import TileGrid
 
+CPU_BATCH, GPU_BATCH = 16, 64  # tiles; activations of few fit into the caches of a CPU
 ALL_DONE, SOME_FAILED, OTHERS_AT_WORK = 0, 1, 3
 
 
@@ -79,7 +80,7 @@ def extract(
     device = chosen_device(device)
     workers = reading_processes(workers, device)
     if batch is None:
-        batch = 16 if device == "cpu" else 64
+        batch = CPU_BATCH if device == "cpu" else GPU_BATCH
     frozen = load_encoder(encoder, weights=weights, device=device, precision=precision)
     console.print(
         f"{len(found)} slides, {frozen.name} ({frozen.dim} features; licence: {frozen.licence}) on {device}, "

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from rich.console import Console
 from torch import Tensor
 
@@ -84,8 +85,23 @@ def extract_like(
     return [SetAside(paths[name], reason) for name, reason in failed.items()]
 
 
-def write_heat_map(slide_path: Path, features: Path, scores: Tensor, title: str, out: Path, mpp: float | None) -> None:
+def write_heat_map(slide: Path, features: Path, scores: Tensor, title: str, out: Path, mpp: float | None) -> None:
     """The slide beside the scores of its tiles, as a PNG."""
+    picture = scored_picture(slide, features, {"tile scores": scores.numpy()}, title, mpp=mpp)
+    with atomic_write(out) as temporary:
+        save_heat_map(picture, temporary)
+
+
+def scored_picture(
+    slide_path: Path,
+    features: Path,
+    scores: Mapping[str, NDArray[np.floating]],
+    title: str,
+    *,
+    mpp: float | None = None,
+    labelled: NDArray[np.bool_] | None = None,
+) -> ScoredPicture:
+    """A slide with the scores that runs gave the tiles of its features, as :mod:`psamil.report.heat_maps` draws it."""
     tiles = trident.read(features, with_features=False)
     assert tiles.coords is not None
     assert tiles.tile_size is not None
@@ -94,6 +110,4 @@ def write_heat_map(slide_path: Path, features: Path, scores: Tensor, title: str,
         overview = slide.overview(max(slide.size_px0) * um / OVERVIEW_PX)
         size_um = (slide.size_px0[0] * um, slide.size_px0[1] * um)
     corners_um = np.asarray(tiles.coords, dtype=np.float64) * um
-    picture = ScoredPicture(title, overview, size_um, corners_um, tiles.tile_size * um, {"tile scores": scores.numpy()})
-    with atomic_write(out) as temporary:
-        save_heat_map(picture, temporary)
+    return ScoredPicture(title, overview, size_um, corners_um, tiles.tile_size * um, scores, labelled)

@@ -4,9 +4,9 @@
 >>> bag = open_bag(found.bags[0])  # features as they are, positions in tile steps
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from psamil.lazy import importing
 from psamil.readers.ids import slide_id
 
 if TYPE_CHECKING:
@@ -28,18 +28,12 @@ __all__ = [
     "slide_id",
 ]
 
-_HOMES = {
-    "psamil.readers.finding": ("Found", "SetAside", "find_bags"),
-    "psamil.readers.formats": ("READERS",),
-    "psamil.readers.opening": ("BagSummary", "describe_bag", "open_bag"),
-    "psamil.readers.tiles": ("BagRef", "Tiles"),
-}
-
-
-def __getattr__(name: str) -> Any:
-    """Imports a name when it is first asked for, as ``psamil`` does."""
-    for home, names in _HOMES.items():
-        if name in names:
-            globals()[name] = getattr(import_module(home), name)
-            return globals()[name]
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = importing(
+    __name__,
+    {
+        "psamil.readers.finding": ("Found", "SetAside", "find_bags"),
+        "psamil.readers.formats": ("READERS",),
+        "psamil.readers.opening": ("BagSummary", "describe_bag", "open_bag"),
+        "psamil.readers.tiles": ("BagRef", "Tiles"),
+    },
+)
