@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from psamil.readers.finding import Found, SetAside, find_bags
     from psamil.readers.formats import READERS
     from psamil.readers.opening import BagSummary, describe_bag, open_bag
+    from psamil.readers.places import TilePlaces, tile_places
     from psamil.readers.tiles import BagRef, Tiles
 
 __all__ = [
@@ -21,11 +22,13 @@ __all__ = [
     "BagSummary",
     "Found",
     "SetAside",
+    "TilePlaces",
     "Tiles",
     "describe_bag",
     "find_bags",
     "open_bag",
     "slide_id",
+    "tile_places",
 ]
 
 __getattr__ = importing(
@@ -34,6 +37,7 @@ __getattr__ = importing(
         "psamil.readers.finding": ("Found", "SetAside", "find_bags"),
         "psamil.readers.formats": ("READERS",),
         "psamil.readers.opening": ("BagSummary", "describe_bag", "open_bag"),
+        "psamil.readers.places": ("TilePlaces", "tile_places"),
         "psamil.readers.tiles": ("BagRef", "Tiles"),
     },
 )
