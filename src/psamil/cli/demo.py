@@ -80,7 +80,10 @@ def demo(out: Path = Path("demo-report"), *, slides: int = 60, tiles: int = 90, 
     cohort = _cohort(out, slides, tiles, console)
     splits = k_fold(cohort, folds)
     torch.set_num_threads(1)  # tensors this small are fastest on one thread
-    about = {"extraction": extraction_settings(out / "features")}  # so that predict can make those of other slides
+    about = {
+        "extraction": extraction_settings(out / "features"),  # so that predict can make those of other slides
+        "features": str((out / "features").resolve()),
+    }
     for name, settings in SETTINGS.items():
         console.print(f"\n{name}: {folds} folds of {settings.epochs} epochs", markup=False)
         with TrainingProgress(console, settings.epochs) as shown:

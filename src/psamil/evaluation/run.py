@@ -169,6 +169,7 @@ def fit(
     about = {  # so that other cohorts can be read, and other slides be made features of, in the same way
         "outcome": {**outcome, "unit": unit},
         "extraction": extraction_settings(features),
+        "features": str(Path(features).resolve()),
     }
     summary = cross_validate(
         cohort,

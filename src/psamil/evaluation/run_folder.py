@@ -1,7 +1,7 @@
 """What lies where in a run directory, and what is finished of it.
 
 RUN/
-  run.json                     settings, data, fingerprint of the data, hash of the splits, versions
+  run.json                     settings, data, where its features are, their fingerprint, hash of the splits, versions
   splits.json
   folds/<fold>/seed-<seed>/    history.jsonl, model.safetensors, predictions.csv, metrics.json (written last)
   folds/<fold>/                with labels of tiles: tile_scores.safetensors of the test part, localisation.json
@@ -55,3 +55,16 @@ def data_of(run: Path) -> dict[str, dict[str, Any]]:
     """How the outcome and the features of a run were read, whose its samples are, and how its features were made."""
     about = read_run(run)
     return {name: about.get(name) or {} for name in DATA}
+
+
+def features_of(run: Path, given: Path | None = None) -> Path:
+    """The folder of the features of a run: the given one, or where they were when it was trained."""
+    about = read_run(run)
+    if given is not None:
+        return given
+    if not about.get("features"):
+        raise DataError(run, "does not say where its features are", "name their folder with --features")
+    features = Path(about["features"])
+    if not features.exists():
+        raise DataError(features, f"is not there any more; {run} was trained on it", "name its folder with --features")
+    return features
