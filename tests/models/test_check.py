@@ -187,7 +187,14 @@ class PoolsScores(Sound):
         return ModelOutput(out.logits, out.tile_scores[:-1])
 
 
+class EvidenceDoesNotAddUp(Sound):
+    def forward(self, batch):
+        out = super().forward(batch)
+        return ModelOutput(out.logits, out.tile_scores, tile_evidence=out.logits[batch.bag_of_tile] + 1)
+
+
 BROKEN = [
+    (EvidenceDoesNotAddUp, {"evidence"}, "logits of bag 'lattice' lie outside the evidence of its tiles"),
     (SeesOrder, {"permutation"}, "logits of permuted tiles differ by up to"),
     (SeesPlace, {"translation"}, "logits of moved slides differ by up to"),
     (CrossesSlides, {"translation"}, "values differ"),
@@ -222,7 +229,7 @@ def test_a_sound_model_passes() -> None:
     result = check_model(Sound)
     assert torch.equal(torch.get_rng_state(), state)
     assert result.passed == ("shapes", *CHECKS)
-    assert str(result).startswith("Sound: 13 checks passed (shapes, permutation")
+    assert str(result).startswith("Sound: 14 checks passed (shapes, evidence")
 
 
 @pytest.mark.parametrize(("model", "broken", "message"), BROKEN, ids=[model.__name__ for model, _, _ in BROKEN])

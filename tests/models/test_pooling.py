@@ -146,3 +146,18 @@ def test_errors() -> None:
             model_of("abmil", **wrong)
     with pytest.raises(OptionError, match="attention_dim must be at least 1, got 0"):
         model_of("abmil", attention_dim=0)
+
+
+@pytest.mark.parametrize("name", ["mean", "abmil", "clam_sb", "psa", "local", "msa", "psa_evidence"])
+def test_logits_are_a_mean_of_the_evidence_of_tiles(name: str) -> None:
+    """With one tile it is the logits; a tile that speaks louder moves the logits its way."""
+    torch.manual_seed(0)
+    model = create_model(name, 8, 2).double().eval()
+    one = Bag(torch.randn(1, 8).double(), torch.zeros(1, 2))
+    output = model(PackedBags.of(one))
+    torch.testing.assert_close(output.tile_evidence, output.logits)
+    many = model(PackedBags.of(Bag(torch.randn(30, 8).double(), torch.arange(60).reshape(30, 2) % 7)))
+    assert many.tile_evidence.shape == (30, 2)
+    if name in ("abmil", "clam_sb", "psa", "local", "msa"):
+        shares = many.tile_scores.softmax(0)
+        torch.testing.assert_close((shares[:, None] * many.tile_evidence).sum(0, keepdim=True), many.logits)

@@ -56,6 +56,21 @@ def check_shapes(build: Builder, bags: Sequence[Bag], n_out: int) -> None:
         raise AssertionError(f"logits must be ({len(bags)}, {n_out}), got {tuple(output.logits.shape)}")
 
 
+def check_evidence(build: Builder, bags: Sequence[Bag]) -> None:
+    """Tile evidence, where a model gives it, is (n, n_out), and each logit of a bag a mean of that of its tiles."""
+    output = _predict(_model(build, bags, torch.float64), bags, torch.float64)
+    if output.tile_evidence is None:
+        return
+    n, n_out = len(output.tile_scores), output.logits.shape[1]
+    if output.tile_evidence.shape != (n, n_out):
+        raise AssertionError(f"tile_evidence must be ({n}, {n_out}), got {tuple(output.tile_evidence.shape)}")
+    of_bags = output.tile_evidence.split([bag.n for bag in bags])
+    for bag, logits, evidence in zip(bags, output.logits, of_bags, strict=True):
+        room = TOLERANCE * float(evidence.abs().max().clamp(min=1))
+        if bool(((logits < evidence.amin(0) - room) | (logits > evidence.amax(0) + room)).any()):
+            raise AssertionError(f"logits of bag {bag.id!r} lie outside the evidence of its tiles")
+
+
 def check_permutation(build: Builder, bags: Sequence[Bag]) -> None:
     """Another order of the tiles of a slide, and of the slides of a bag: same logits, scores in the new order."""
     model = _model(build, bags, torch.float64)
@@ -191,6 +206,7 @@ def check_empty_bag(build: Builder, bags: Sequence[Bag]) -> None:
 
 
 CHECKS: dict[str, Callable[[Builder, Sequence[Bag]], None]] = {
+    "evidence": check_evidence,
     "permutation": check_permutation,
     "translation": check_translation,
     "batch": check_batch,

@@ -7,7 +7,7 @@ With h_i = ReLU(W x_i + b) the embedding of tile i and one branch for all classe
 
 with s_c the logit of class c, and z_k the only branch or the branch k = c. One output, n_out = 1, means two classes and
 is s_1 - s_0, whose logistic loss is the cross-entropy of (s_0, s_1). The score of a tile is a_i, in ``clam_mb`` that of
-the branch of the largest class logit.
+the branch of the largest class logit. Its evidence is its own s = C h_i + c (for s_1 - s_0, in ``clam_sb`` alone).
 
 **Instance loss**, in training. Let y be the class of a bag. The k = 8 tiles of highest a_y (target 1) and the k of
 lowest (target 0), all where there are fewer, are classified by the instance classifier of class y, two scores per tile.
@@ -120,6 +120,7 @@ class CLAM(PoolingModel):
         pooled = torch.stack([attention_pooling(a, h, bag, len(batch)) for a in scores.unbind(1)], 1)
         class_logits = (pooled * self.head.weight).sum(2) + self.head.bias  # (b, classes)
         branch = class_logits.argmax(1) if scores.shape[1] > 1 else bag.new_zeros(len(batch))
+        differs = scores.shape[1] > 1 and self.n_out == 1  # s_1 - s_0 of tiles that the branches weigh differently
         losses = {}
         if classes is not None and self.instance_weight:
             weight = self.instance_weight / (1 - self.instance_weight)
@@ -128,6 +129,7 @@ class CLAM(PoolingModel):
             logits=outputs_of_classes(class_logits.to(self.head.weight.dtype), self.n_out),
             tile_scores=scores.gather(1, branch[bag, None])[:, 0],
             auxiliary_losses=losses,
+            tile_evidence=None if self.training or differs else outputs_of_classes(self.head(h), self.n_out),
         )
 
     def instance_loss(self, h: Tensor, scores: Tensor, batch: PackedBags, classes: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ lets kinds of tiles that differ strongly speak first; a model of so few numbers 
 Time O(n K^2), memory O(n). Before ``start_epoch`` has seen the training bags, x is the first features themselves.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -146,9 +146,20 @@ class PSAEvidence(nn.Module):
         if epoch == 0:
             self.whitening.fit(batches())
 
+    def attention_layers(self, batch: PackedBags) -> Iterator[tuple[SpatialAttention, Tensor]]:
+        """The attention, if there is one, and the (n, width) tokens that it is given."""
+        if self.attention is not None:
+            yield self.attention, self._embedded(batch)
+
+    def _embedded(self, batch: PackedBags) -> Tensor:
+        """(n, width) A x."""
+        whitened = self.whitening(batch.features).to(self.embedding.weight.dtype)
+        embedded: Tensor = self.dropout(self.embedding(whitened))
+        return embedded
+
     def tile_evidence(self, batch: PackedBags) -> Tensor:
         """(n, n_out) e."""
-        x = self.dropout(self.embedding(self.whitening(batch.features).to(self.embedding.weight.dtype)))
+        x = self._embedded(batch)
         if self.attention is not None:
             x = self.dropout(self.attention(x, batch.xy, layout_of(batch)))
         evidence: Tensor = self.evidence(self.forms(x).square())
@@ -164,7 +175,9 @@ class PSAEvidence(nn.Module):
         if self.attention is not None:
             losses["diversity"] = -self.alpha * diversity_entropy(self.attention.prior.rate)
             radii = self.attention.prior.radius_steps.detach()[None]
-        return ModelOutput(logits, evidence.amax(1) - others, losses, radii_steps=radii)
+        return ModelOutput(
+            logits, evidence.amax(1) - others, losses, radii_steps=radii, tile_evidence=evidence + self.bias
+        )
 
 
 @register_model

@@ -79,6 +79,9 @@ class DeconfoundedABMIL(ABMIL):
     def classify(self, pooled: Tensor) -> Tensor:
         return self.head(torch.cat((pooled, self.match(pooled) @ self.dictionary), 1))
 
+    def evidence(self, h: Tensor) -> Tensor | None:
+        return None  # u is of the bag
+
 
 class IBMIL(nn.Module):
     """The base, then the deconfounded model.

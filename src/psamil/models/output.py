@@ -31,7 +31,7 @@ class ModelOutput:
     """Raw results of a model on a batch of b bags with n tiles altogether.
 
     Nothing is squashed: losses take logits. A tile's score says how much the prediction rests on it, not for which
-    class; being no share of the bag, it can be compared across slides.
+    class, which its evidence says; being no shares of the bag, both can be compared across slides.
     """
 
     logits: Tensor  # (b, n_out)
@@ -39,3 +39,6 @@ class ModelOutput:
     auxiliary_losses: dict[str, Tensor] = field(default_factory=dict)  # weighted: add them to the loss of the task
     extra_predictions: dict[str, ExtraPrediction] = field(default_factory=dict)  # the task's loss is taken of each
     radii_steps: Tensor | None = None  # (layers, heads) learned radii in tile steps, without gradient
+    tile_evidence: Tensor | None = None
+    """(n, n_out) for and against each output, on the scale of the logits: those of a bag are a mean of its tiles'
+    evidence with weights that the model chooses. In evaluation, of models whose pooling allows it."""

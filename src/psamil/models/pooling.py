@@ -7,6 +7,8 @@ With h_i = ReLU(W x_i + b) the embedding of tile i (the features themselves for 
 - ``abmil``: z = sum_i softmax_i(a_i) h_i, logits = C z + c, with a_i = w . tanh(V h_i) or, gated,
   a_i = w . (tanh(V h_i) * sigmoid(U h_i)), biases left out here. The score of a tile is a_i.
 
+The evidence of a tile is the logits that it would have alone, C h_i + c.
+
 Positions are not used. A bag without tiles gets the logits c. Time O(n in_dim hidden), memory O(n hidden).
 
 Ilse, Tomczak, Welling: Attention-based Deep Multiple Instance Learning. ICML 2018 (which also compares mean and max).
@@ -71,7 +73,8 @@ class MeanPooling(PoolingModel):
         h = self.tiles(batch)
         sizes = batch.offsets.diff().clamp(min=1).to(h.device)
         pooled = segment_sum(h, batch.bag_of_tile, len(batch)) / sizes[:, None]
-        return ModelOutput(logits=self.classify(pooled), tile_scores=self.head(h).amax(1))
+        evidence = self.head(h)
+        return ModelOutput(self.classify(pooled), evidence.amax(1), tile_evidence=evidence)
 
 
 class MaxPooling(PoolingModel):
@@ -84,7 +87,7 @@ class MaxPooling(PoolingModel):
         highest = lowest.scatter_reduce(0, batch.bag_of_tile[:, None].expand(-1, n_out), tile_logits, "amax")
         empty = (batch.offsets.diff() == 0).to(highest.device)[:, None]
         logits = torch.where(empty, self.head.bias.to(highest.dtype), highest)
-        return ModelOutput(logits=logits, tile_scores=tile_logits.amax(1))
+        return ModelOutput(logits, tile_logits.amax(1), tile_evidence=tile_logits)
 
 
 class ABMIL(PoolingModel):
@@ -115,13 +118,20 @@ class ABMIL(PoolingModel):
 
     def pool(self, batch: PackedBags) -> tuple[Tensor, Tensor]:
         """Scores a of the tiles, (n,), and pooled embeddings z of the bags, (b, width)."""
-        h = self.tiles(batch)
+        return self._pool(self.tiles(batch), batch)
+
+    def _pool(self, h: Tensor, batch: PackedBags) -> tuple[Tensor, Tensor]:
         scores = self.score(h).squeeze(-1)
         return scores, attention_pooling(scores, h, batch.bag_of_tile, len(batch)).to(self.head.weight.dtype)
 
     def forward(self, batch: PackedBags) -> ModelOutput:
-        scores, pooled = self.pool(batch)
-        return ModelOutput(logits=self.classify(pooled), tile_scores=scores)
+        h = self.tiles(batch)
+        scores, pooled = self._pool(h, batch)
+        return ModelOutput(self.classify(pooled), scores, tile_evidence=None if self.training else self.evidence(h))
+
+    def evidence(self, h: Tensor) -> Tensor | None:
+        """(n, n_out) logits that each embedded tile would have alone; None where those of bags are no mean of them."""
+        return self.head(h)
 
 
 @register_model

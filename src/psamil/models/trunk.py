@@ -4,7 +4,8 @@ r"""The trunk of PSA-MIL with an exchangeable spatial part, so that spatial part
              LN --attention pooling--> head --> logits
 
 Pooling is z = sum_i softmax_i(a_i) x_i with a_i linear in x_i, as in the authors' code, or gated; a_i is returned as
-the score of tile i. What differs between models of this trunk is the attention, and whether positions are encoded
+the score of tile i, and as its evidence the logits that it would have alone, head(x_i): those of the bag are
+sum_i softmax_i(a_i) head(x_i). What differs between models of this trunk is the attention, and whether positions are encoded
 before it: see :mod:`psamil.models.psa` and :mod:`psamil.models.variants`.
 """
 
@@ -154,4 +155,8 @@ class Trunk(nn.Module):
         x = self.norm(x)
         scores = self.score(x).squeeze(-1)
         pooled = attention_pooling(scores, x, batch.bag_of_tile, len(batch))
-        return ModelOutput(logits=self.head(pooled.to(self.head.weight.dtype)), tile_scores=scores)
+        return ModelOutput(
+            logits=self.head(pooled.to(self.head.weight.dtype)),
+            tile_scores=scores,
+            tile_evidence=None if self.training else self.head(x),
+        )
