@@ -5,8 +5,8 @@ r"""The trunk of PSA-MIL with an exchangeable spatial part, so that spatial part
 
 Pooling is z = sum_i softmax_i(a_i) x_i with a_i linear in x_i, as in the authors' code, or gated; a_i is returned as
 the score of tile i, and as its evidence the logits that it would have alone, head(x_i): those of the bag are
-sum_i softmax_i(a_i) head(x_i). What differs between models of this trunk is the attention, and whether positions are encoded
-before it: see :mod:`psamil.models.psa` and :mod:`psamil.models.variants`.
+sum_i softmax_i(a_i) head(x_i). What differs between models of this trunk is the attention, and whether positions are
+encoded before it: see :mod:`psamil.models.psa` and :mod:`psamil.models.variants`.
 """
 
 from collections.abc import Callable
