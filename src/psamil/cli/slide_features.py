@@ -14,17 +14,16 @@ from torch import Tensor
 from psamil.cli.extract import reading_processes, stopped_by_sigterm
 from psamil.cli.extraction_progress import ExtractionProgress
 from psamil.errors import DataError
-from psamil.files import atomic_write
-from psamil.readers import SetAside, find_bags, slide_id, trident
+from psamil.readers import SetAside, TilePlaces, find_bags, slide_id, trident
 from psamil.readers.extraction_settings import differences
 from psamil.report.heat_maps import ScoredPicture, save_heat_map
+from psamil.report.overviews import Overview
 from psamil.slides.encoders import load_encoder
 from psamil.slides.extraction import extract
 from psamil.slides.extraction_record import Extraction
-from psamil.slides.slide import DICOM_SUFFIXES, IMAGE_SUFFIXES, SLIDE_SUFFIXES, find_slides, open_slide
+from psamil.slides.slide import DICOM_SUFFIXES, IMAGE_SUFFIXES, SLIDE_SUFFIXES, find_slides
 
 CODE = "python:"  # of encoders that are code
-OVERVIEW_PX = 1200  # the longer side of the picture of a slide
 
 
 def slides_of(path: Path) -> list[Path]:
@@ -87,9 +86,7 @@ def extract_like(
 
 def write_heat_map(slide: Path, features: Path, scores: Tensor, title: str, out: Path, mpp: float | None) -> None:
     """The slide beside the scores of its tiles, as a PNG."""
-    picture = scored_picture(slide, features, {"tile scores": scores.numpy()}, title, mpp=mpp)
-    with atomic_write(out) as temporary:
-        save_heat_map(picture, temporary)
+    save_heat_map(scored_picture(slide, features, {"tile scores": scores.numpy()}, title, mpp=mpp), out)
 
 
 def scored_picture(
@@ -105,9 +102,6 @@ def scored_picture(
     tiles = trident.read(features, with_features=False)
     assert tiles.coords is not None
     assert tiles.tile_size is not None
-    with open_slide(slide_path, mpp) as slide:
-        um = slide.mpp_px0
-        overview = slide.overview(max(slide.size_px0) * um / OVERVIEW_PX)
-        size_um = (slide.size_px0[0] * um, slide.size_px0[1] * um)
-    corners_um = np.asarray(tiles.coords, dtype=np.float64) * um
-    return ScoredPicture(title, overview, size_um, corners_um, tiles.tile_size * um, scores, labelled)
+    overview = Overview.of(slide_path, mpp)
+    places = TilePlaces(np.asarray(tiles.coords, dtype=np.float64), tiles.tile_size, "px0", overview.mpp)
+    return ScoredPicture(title, places, scores, overview, labelled)

@@ -15,8 +15,9 @@ Peled, Maruvka, Freiman: PSA-MIL: A Probabilistic Spatial Attention-Based Multip
 Image Classification. WACV 2026.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import torch
@@ -96,16 +97,20 @@ class PSAMIL(Trunk):
         """The learnable prior of each layer."""
         return [module for module in self.modules() if isinstance(module, DistancePrior)]
 
+    def attention_layers(self, batch: PackedBags) -> Iterator[tuple[SpatialAttention, Tensor]]:
+        """The attention of each layer, and the (n, width) tokens that it is given."""
+        x, layout = self.tiles(batch)
+        for block in self.blocks:
+            assert isinstance(block, TransformerBlock)
+            assert isinstance(block.attention, SpatialAttention)
+            yield block.attention, block.norm1(x)
+            x = block(x, batch.xy, layout)
+
     @torch.no_grad()
     def posterior_rows(self, batch: PackedBags, tiles: Sequence[int], layer: int = 0) -> list[list[PosteriorRow]]:
         """Why tiles attend where they attend: ``rows[i][h]`` is head h of tile ``tiles[i]`` of the batch."""
-        x, layout = self.tiles(batch)
-        blocks = [block for block in self.blocks if isinstance(block, TransformerBlock)]
-        for block in blocks[:layer]:
-            x = block(x, batch.xy, layout)
-        attention, norm = blocks[layer].attention, blocks[layer].norm1
-        assert isinstance(attention, SpatialAttention)
-        q, k, _ = attention.project(norm(x))
+        attention, x = next(islice(self.attention_layers(batch), layer, None))
+        q, k, _ = attention.project(x)
         prior = attention.prior
         queries = torch.as_tensor(tiles)
         return posterior_rows(q, k, batch.xy, prior.theta, queries, decay=prior.decay, tau=prior.tau, bags=batch.slides)

@@ -1,0 +1,163 @@
+"""``psamil explain``: a folder for each slide, and what cannot be explained is said."""
+
+import json
+import shutil
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from PIL import Image
+
+from psamil import find_bags, fit, open_bag
+from psamil.cli import main
+from psamil.cohort import Splits, simulate
+from psamil.evaluation.predictor import Member
+from psamil.explain import explain_bag, occlude
+from psamil.files import read_json
+from tests.slides.made_slides import draw
+
+ENCODER = "python:tests.cli.small_encoder:small_encoder"
+PSA = {"model": "psa", "model_options": {"heads": 2, "head_dim": 4, "k_init": 2.0}}
+
+
+def psamil(capsys, *args):
+    """Exit code, standard output and standard error."""
+    with pytest.raises(SystemExit) as ended:
+        main(list(map(str, args)))
+    told = capsys.readouterr()
+    return ended.value.code, told.out, told.err
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """Slides, their features and a run."""
+    home = tmp_path_factory.mktemp("explain")
+    names = [f"s{i}" for i in range(8)]
+    for i, name in enumerate(names):
+        draw(home / "slides" / f"{name}.tif", side_px=384, seed=i)
+    extract = ["extract", home / "slides", "--out", home / "features", "--encoder", ENCODER, "--tile-px", "64"]
+    with pytest.raises(SystemExit) as ended:
+        main([*map(str, extract), "--workers", "1"])
+    assert ended.value.code == 0
+    labels = pd.DataFrame({"slide_id": names, "label": ["no", "yes"] * 4})
+    options = {"target": "label", "folds": 2, "cache": home / "cache", "epochs": 1}
+    fit(home / "features", labels, home / "run", **options, **PSA)
+    return home
+
+
+@pytest.fixture(scope="module")
+def simulated(tmp_path_factory):
+    """Features without slides, and a run of a model without heads."""
+    folder = tmp_path_factory.mktemp("simulated")
+    simulate(folder / "cohort", slides=8, tiles=50, dim=4)
+    options = {"target": "label", "folds": 2, "cache": folder / "cache", "epochs": 1}
+    fit(folder / "cohort", folder / "cohort/labels.csv", folder / "run", model="max", **options)
+    return folder
+
+
+def test_a_slide_with_heads(home, tmp_path, capsys):
+    args = ("--run", home / "run", "--out", tmp_path, "--slide", "s2", "--slides", home / "slides", "--tile", 3)
+    code, told, errors = psamil(capsys, "explain", home / "features", *args, "--overlay")
+    assert code == 0, errors
+    assert f"slides explained: 1; not explained: 0\nwrote {tmp_path}" in told
+    pictures = ["heads.png", "heat-map.png", "heat-map.svg", "posterior.png", "top-tiles.png"]
+    data = ["explanation.json", "overlay.tiff", "regions.geojson", "tiles.csv", "tiles.geojson"]
+    assert sorted(file.name for file in (tmp_path / "s2").iterdir()) == sorted(pictures + data)
+    for name in pictures:
+        if name.endswith("png"):
+            with Image.open(tmp_path / "s2" / name) as picture:
+                assert len(picture.convert("RGB").getcolors(10**7)) > 20, name
+
+    about = read_json(tmp_path / "s2" / "explanation.json")
+    fold = about["model"]["fold"]
+    assert "s2" in Splits.load(home / "run" / "splits.json")[fold].test
+    assert about["model"]["note"] == ""
+    (ref,) = (ref for ref in find_bags(home / "features").bags if ref.id == "s2")
+    member, bag = Member.load(home / "run" / about["model"]["file"]), open_bag(ref)
+    expected = explain_bag(member.saved, bag, temperature=member.temperature)
+    assert {name: about["prediction"][name] for name in expected.values} == pytest.approx(dict(expected.values))
+    assert [tile["tile"] for tile in about["top_tiles"]] == expected.top_tiles(20)
+    for told_head, head in zip(about["heads"], expected.heads, strict=True):
+        assert told_head["radius_steps"] == pytest.approx(head.radius_steps)
+        assert told_head["radius_um"] == pytest.approx(head.radius_steps * bag.step_um)
+    assert about["head_similarity"][0][0][0] is None
+    curve = occlude(member.saved, bag, expected.tile_scores, watch=about["prediction"]["predicted"])
+    assert about["occlusion"]["area"] == pytest.approx(curve.area)
+
+    table = pd.read_csv(tmp_path / "s2" / "tiles.csv")
+    np.testing.assert_allclose(table["score"], expected.tile_scores, rtol=1e-5)
+    np.testing.assert_allclose(table["head 2 received"], expected.heads[1].received, rtol=1e-5)
+    np.testing.assert_allclose(table["head 1 neighbourhood"], expected.heads[0].neighbourhood, rtol=1e-5)
+    assert table["share"].sum() == pytest.approx(1)
+    assert list(table["tile"]) == list(range(bag.n))
+    tiles = json.loads((tmp_path / "s2" / "tiles.geojson").read_text())["features"]
+    assert [feature["geometry"]["coordinates"][0][0] for feature in tiles] == table[["x_px0", "y_px0"]].values.tolist()
+    assert "head 2 received" in tiles[0]["properties"]["measurements"]
+
+
+def test_features_alone(home, tmp_path, capsys):
+    args = ("--run", home / "run", "--out", tmp_path, "--slide", "s0", "s1", "--occlusion", "false", "--geojson=false")
+    code, told, errors = psamil(capsys, "explain", home / "features", *args)
+    assert code == 0, errors
+    assert "slides explained: 2" in told
+    files = ["explanation.json", "heads.png", "heat-map.png", "heat-map.svg", "posterior.png", "tiles.csv"]
+    for name in ("s0", "s1"):
+        assert sorted(file.name for file in (tmp_path / name).iterdir()) == files
+        assert read_json(tmp_path / name / "explanation.json")["occlusion"] is None
+
+
+def test_a_model_without_heads_and_slides_that_fail(simulated, tmp_path, capsys):
+    files = sorted((simulated / "cohort").rglob("*/features_simulated/*.h5"))[:3]
+    (tmp_path / "features").mkdir()
+    for file in files:
+        shutil.copy(file, tmp_path / "features")
+    damaged = tmp_path / "features" / files[1].name
+    damaged.write_bytes(damaged.read_bytes()[:-500])
+    args = ("--run", simulated / "run", "--out", tmp_path / "out")
+    code, told, errors = psamil(capsys, "explain", tmp_path / "features", *args)
+    assert code == 1
+    assert "slides explained: 2; not explained: 1" in told
+    assert f"not explained: {damaged}" in errors
+    assert sorted(folder.name for folder in (tmp_path / "out").iterdir()) == [files[0].stem, files[2].stem]
+    some = tmp_path / "out" / files[0].stem
+    assert not (some / "heads.png").exists()
+    assert not (some / "posterior.png").exists()
+    about = read_json(some / "explanation.json")
+    assert about["heads"] == []
+    assert "share" not in pd.read_csv(some / "tiles.csv")
+
+
+def test_a_new_slide_and_a_tile_that_is_not_there(home, tmp_path, capsys):
+    (ref,) = (ref for ref in find_bags(home / "features").bags if ref.id == "s3")
+    (tmp_path / "new.h5").write_bytes(ref.path.read_bytes())
+    n = open_bag(ref).n
+    args = ("explain", tmp_path / "new.h5", "--run", home / "run", "--out", tmp_path / "out", "--occlusion=false")
+    code, _, errors = psamil(capsys, *args)
+    assert code == 0
+    assert "new: the run does not know this slide" in errors
+    code, _, errors = psamil(capsys, *args, "--tile", n)
+    assert code == 1
+    assert f"not explained: new: it has no tile {n}: name one from 0 to {n - 1} with --tile" in errors
+
+
+def test_what_cannot_be_asked(home, tmp_path, capsys):
+    run, features = ("--run", home / "run", "--out", tmp_path / "out"), home / "features"
+    for args, words in (
+        ((features, *run, "--overlay"), "name the folder of the slides with --slides"),
+        ((features, *run, "--slide", "s9"), "has no slide 's9'; its slides are 's0', 's1'"),
+        ((features, "--run", tmp_path, "--out", tmp_path / "out"), "is no run directory"),
+        ((home / "slides", *run), "holds no features of a known format"),
+    ):
+        code, _, errors = psamil(capsys, "explain", *args)
+        assert code == 2
+        assert words in errors
+    assert not (tmp_path / "out").exists()
+
+
+def test_features_of_another_width(home, simulated, tmp_path, capsys):
+    code, told, errors = psamil(capsys, "explain", simulated / "cohort", "--run", home / "run", "--out", tmp_path)
+    assert code == 1
+    assert "slides explained: 0; not explained: 8" in told
+    assert "features are 4 wide" in errors
+    assert torch.is_grad_enabled()
