@@ -1,5 +1,6 @@
 """``psamil evaluate``: a run on another cohort, without any fitting and without its own patients."""
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -7,6 +8,8 @@ import psamil
 from psamil.cli import main
 from psamil.cohort import simulate
 from psamil.files import read_json
+from psamil.readers import find_bags, open_bag, tile_places
+from tests.slides.outlines import square, write_geojson
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -92,3 +95,49 @@ def test_labels_of_some_tiles(capsys, home, tmp_path):
     assert (found["slides"], found["labelled_slides"]) == (12, 10)
     assert f"{found['metrics']['patch_auc']['estimate']:.3f}" in told
     assert found["metrics"]["patch_f1"]["estimate"] is None  # the run has no threshold of tiles
+
+
+def outline_labels(home, folder):
+    """GeoJSON with the squares of labelled tiles, of all slides but two; what they should give."""
+    folder.mkdir()
+    expected = {}
+    for ref in find_bags(home / "other").bags[2:]:
+        positive = np.load(home / "other" / "tiles" / f"{ref.id.removeprefix('other-')}.npy")
+        expected[ref.id] = positive
+        places = tile_places(ref, open_bag(ref))
+        outlines = [("Tumor", square(x, y, places.size)) for x, y in places.corners[positive].tolist()]
+        write_geojson(folder / f"{ref.id}.geojson", *outlines)
+    return expected
+
+
+@pytest.mark.parametrize(("policy", "labelled"), [("leave out", 10), ("normal", 12)])
+def test_annotations(capsys, home, tmp_path, policy, labelled):
+    """Labels of tiles are those from which the annotations were made; lesions are counted as outlined."""
+    expected = outline_labels(home, tmp_path / "annotations")
+    words = ("--target", "subtype", "--annotations", tmp_path / "annotations", "--unannotated", policy)
+    code, told, errors = evaluate(capsys, home, "other", "--out", tmp_path / "out", *words)
+    assert code == 0, errors
+    assert "2 without a file" in errors
+    assert f"Localisation, {labelled} of 12 slides" in told
+    found = read_json(tmp_path / "out" / "metrics.json")["localisation"]
+    assert found["labelled_slides"] == labelled
+    assert found["annotations"]["positive_tiles"] == sum(int(positive.sum()) for positive in expected.values())
+    assert found["annotations"]["policy"] == policy
+    assert found["annotations"]["lesions"] > found["annotations"]["isolated"]
+    if policy == "leave out":  # the same by labels of tiles
+        (tmp_path / "tiles").mkdir()
+        for slide, positive in expected.items():
+            np.save(tmp_path / "tiles" / f"{slide}.npy", positive)
+        words = ("--target", "subtype", "--tile-labels", tmp_path / "tiles")
+        assert evaluate(capsys, home, "other", "--out", tmp_path / "again", *words)[0] == 0
+        again = read_json(tmp_path / "again" / "metrics.json")["localisation"]["metrics"]
+        for metric in ("patch_auc", "patch_auc_per_slide", "froc_tile@6", "aufroc_tile@8"):
+            assert found["metrics"][metric] == again[metric]
+        assert 0 <= found["metrics"]["froc_lesion"]["estimate"] <= 1
+
+
+def test_annotations_or_labels_of_tiles(capsys, home, tmp_path):
+    words = ("--target", "subtype", "--annotations", tmp_path, "--tile-labels", tmp_path)
+    code, _, errors = evaluate(capsys, home, "other", "--out", tmp_path / "out", *words)
+    assert code == 2
+    assert "give one of them" in errors

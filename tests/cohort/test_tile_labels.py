@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from psamil.cohort import BagCache, Cohort, simulate
+from psamil.cohort.tile_labels import SlideLabels, save_labels
 from psamil.errors import DataError
 
 
@@ -94,3 +95,68 @@ def test_the_fingerprint_is_of_the_labels_of_the_slides(folder):
     after = [labels.fingerprint(slides) for slides in (["slide_00000"], ["slide_00001"])]
     assert after[0] != before[0]
     assert after[1] == before[1]
+
+
+def with_lesions(cohort, slide):
+    ref = next(ref for sample in cohort.samples for ref in sample.bags if ref.id == slide)
+    return cohort.lesions_of_tiles(ref, cohort.load_slide(ref).n)
+
+
+def test_labels_with_lesions(folder):
+    """What save_labels writes reads back; a file without numbers of lesions has none."""
+    path = folder / "tiles" / "slide_00000.npy"
+    n = len(np.load(path))
+    path.unlink()
+    numbers = np.arange(n) % 3
+    save_labels(path.with_suffix(".npz"), SlideLabels(numbers == 2, numbers, {1: 100.0, 2: np.nan, 3: 300.0}))
+    cohort = cohort_of(folder).with_tile_labels(folder / "tiles")
+    found = with_lesions(cohort, "slide_00000")
+    assert (found.positive == (numbers == 2)).all()
+    assert (found.lesions == numbers).all()
+    assert found.lesion_lengths_um == pytest.approx({1: 100.0, 2: np.nan, 3: 300.0}, nan_ok=True)
+    assert (labels_of(cohort, "slide_00000") == found.positive).all()
+    plain = with_lesions(cohort, "slide_00001")
+    assert plain.lesions is None
+    assert not plain.lesion_lengths_um
+
+
+def test_lesions_of_dropped_tiles_are_dropped(folder):
+    with h5py.File(next(folder.glob("*/features_simulated/slide_00002.h5")), "a") as file:
+        file["features"][3] = np.nan
+        n = len(file["features"])
+    (folder / "tiles" / "slide_00002.npy").unlink()
+    save_labels(
+        folder / "tiles" / "slide_00002.npz",
+        SlideLabels(np.ones(n, bool), np.arange(n), dict.fromkeys(range(1, n), 1.0)),
+    )
+    found = with_lesions(
+        cohort_of(folder, reading={"non_finite": "drop"}).with_tile_labels(folder / "tiles"), "slide_00002"
+    )
+    assert (found.lesions == np.delete(np.arange(n), 3)).all()
+    assert len(found.lesion_lengths_um) == n - 1
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"lesions": None}, "lacks 'lesions"),
+        ({"lesions": [0, 1, 2]}, "has a lesion 2, but lengths of 1"),
+        ({"lesions": [0, 1]}, "has 3 positive, 2 lesions"),
+        ({"lesions": [0.0, 1.0, 0.5]}, "is float64 of shape"),
+        ({"lesion_lengths_um": [["a"]]}, "lengths of"),
+    ],
+    ids=["missing", "unmeasured", "fewer", "fractions", "text"],
+)
+def test_labels_with_lesions_that_do_not_fit(folder, change, message):
+    arrays = {"positive": [True, False, True], "lesions": [1, 0, 1], "lesion_lengths_um": [5.0]} | change
+    (folder / "tiles" / "slide_00003.npy").unlink()
+    np.savez(folder / "tiles" / "slide_00003.npz", **{k: np.array(v) for k, v in arrays.items() if v is not None})
+    with pytest.raises(DataError, match=f"slide_00003.npz: .*{message}"):
+        cohort_of(folder).with_tile_labels(folder / "tiles")
+
+
+def test_a_broken_archive_is_refused(folder):
+    (folder / "tiles" / "slide_00003.npy").unlink()
+    (folder / "tiles" / "slide_00003.npz").write_bytes(b"PK\x03\x04 and nothing more")
+    with pytest.raises(DataError, match=r"slide_00003\.npz: cannot be read"):
+        cohort_of(folder).with_tile_labels(folder / "tiles")

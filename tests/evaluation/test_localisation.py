@@ -178,6 +178,17 @@ def test_isolated_tumour_cells_do_not_count() -> None:
     np.testing.assert_allclose(unmeasured.sensitivity, [0, 0.5, 1, 1])
 
 
+def test_a_lesion_without_a_tile_is_missed() -> None:
+    """Four lesions: two found, one on no tile; the last, on no tile either, is of isolated cells and does not count."""
+    xy, scores = lattice([[0.9, 0, 0.8, 0, 0.7]])
+    lesions = np.array([1, 0, 0, 0, 2])
+    slide = ScoredSlide(xy, scores, lesions > 0, lesions, {1: np.nan, 2: 400.0, 3: 300.0, 4: 100.0})
+    curve = lesion_froc([slide], radius_steps=1.0)
+    np.testing.assert_allclose(curve.thresholds, [np.inf, 0.9, 0.8, 0.7])
+    np.testing.assert_allclose(curve.sensitivity, [0, 1 / 3, 1 / 3, 2 / 3])
+    np.testing.assert_allclose(curve.false_positives, [0, 0, 1, 1])
+
+
 def test_lengths_of_lesions() -> None:
     """A single tile is 4/sqrt(12) steps long, a row of n tiles n times that: n²/12 is its second moment."""
     xy, lesions = lattice([[1, 0, 2, 2, 2], [0, 0, 0, 0, 0], [0, 3, 0, 0, 0], [0, 0, 3, 0, 0]])

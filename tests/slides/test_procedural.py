@@ -10,11 +10,13 @@ from scipy.ndimage import label
 
 from psamil.cohort.simulation import write_trident_bag
 from psamil.errors import DataError, OptionError
+from psamil.readers import TilePlaces
+from psamil.slides.lesions import lesions_of, read_outlines
 from psamil.slides.procedural import APART_STEPS, MPP, NESTS, draw_cells, draw_slides
 from psamil.slides.procedural_sprites import CELL_PX
 from psamil.slides.procedural_tissue import FIELD_PER_CELL, GLANDS, STROMA, TUMOUR, Palette, Stain, paint
 from psamil.slides.slide import open_slide
-from psamil.slides.tile_labels import covered_shares, label_tiles
+from psamil.slides.tile_labels import label_slide, label_tiles
 
 
 @pytest.fixture(scope="module")
@@ -91,19 +93,21 @@ def test_tiles_of_the_lesion_are_labelled(folder, tmp_path):
     (outline,) = (folder / "lesions").iterdir()
     y, x = (side.ravel() * CELL_PX for side in np.mgrid[0:16, 0:16])
     corners = np.stack([x, y], 1)
-    shares = covered_shares(outline, corners.astype(float), CELL_PX)
-    assert set(shares.tolist()) == {0.0, 1.0}
-    assert NESTS[0] <= shares.sum() <= NESTS[1]
+    lesions = lesions_of(read_outlines(outline), mpp=None)
+    cells = TilePlaces(corners.astype(float), CELL_PX, "px0")
+    covered = [label_slide(cells, lesions, share).positive for share in (0.001, 0.999)]
+    assert np.array_equal(*covered)
+    assert NESTS[0] <= covered[0].sum() <= NESTS[1]
     step_px0 = 512  # of these files
     for slide in ("slide_000", "slide_001"):
         write_trident_bag(tmp_path / "features", "drawn", slide, np.zeros((256, 4), np.float32), corners)
-    label_tiles(tmp_path / "features", folder / "lesions", tmp_path / "labels")
+    label_tiles(tmp_path / "features", folder / "lesions", tmp_path / "labels", unannotated="normal")
     positive = outline.stem
     negative = ({"slide_000", "slide_001"} - {positive}).pop()
-    assert not np.load(tmp_path / "labels" / f"{negative}.npy").any()
-    expected = covered_shares(outline, corners.astype(float), step_px0) >= 0.5
+    assert not np.load(tmp_path / "labels" / f"{negative}.npz")["positive"].any()
+    expected = label_slide(TilePlaces(corners.astype(float), step_px0, "px0"), lesions, 0.5).positive
     assert expected.any()
-    assert np.array_equal(np.load(tmp_path / "labels" / f"{positive}.npy"), expected)
+    assert np.array_equal(np.load(tmp_path / "labels" / f"{positive}.npz")["positive"], expected)
 
 
 def test_the_same_seed_gives_the_same_slides(folder, tmp_path):

@@ -24,6 +24,7 @@ from psamil.evaluation.run_comparison import FinishedRun, RunComparison, compare
 from psamil.files import read_json
 from psamil.readers.extraction_settings import extraction_settings
 from psamil.report.drawing import Figure
+from psamil.report.examination import examine
 from psamil.report.heat_maps import heat_maps
 from psamil.report.run_report import write_report
 from psamil.report.tables import save_tables
@@ -109,6 +110,7 @@ def demo(out: Path = Path("demo-report"), *, slides: int = 60, tiles: int = 90, 
         notes=notes,
         planted_steps=(1.0, APART_STEPS),
         pictures=[_pictures(comparison, cohort, out)],
+        examination=examine(comparison.runs, features=out / "features", cases=0),
     )
     return out / "index.html"
 
@@ -128,7 +130,7 @@ def _cohort(out: Path, slides: int, tiles: int, console: Console) -> Cohort:
         found = extract(find_slides(drawn / "slides"), features, encoder, batch=CPU_BATCH, report=progress.report)
     if found.failed or found.elsewhere:
         raise DataError(features, "is not complete", f"see {features / 'failures.csv'}, and start the demo again")
-    label_tiles(features, drawn / "lesions", tile_labels)
+    label_tiles(features, drawn / "lesions", tile_labels, unannotated="normal")
     cohort = Cohort.open(features, drawn / "labels.csv", target="label", cache=BagCache(out / "cache")).checked()
     console.print(str(cohort), markup=False)
     return cohort.with_tile_labels(tile_labels)

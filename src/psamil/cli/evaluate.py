@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from rich.console import Console
@@ -11,8 +13,10 @@ from rich.progress import Progress
 from rich.table import Table
 
 from psamil.cohort import Sample
+from psamil.errors import OptionError
 from psamil.evaluation.external import evaluate_run, open_like
 from psamil.evaluation.predictor import load
+from psamil.slides.tile_labels import label_tiles
 
 
 def evaluate(
@@ -36,6 +40,11 @@ def evaluate(
     positions: str | None = None,
     damaged: str = "set aside",
     tile_labels: Path | None = None,
+    annotations: Path | None = None,
+    least_share: float = 0.5,
+    unannotated: str = "leave out",
+    lesion_classes: list[str] | None = None,
+    slides: Path | None = None,
     cache: Path | None = None,
     device: str = "cpu",
 ) -> int:
@@ -65,10 +74,17 @@ def evaluate(
         positions: "file"; "row order" for files without coordinates; "shuffled" as a control.
         damaged: slides that cannot be read: "set aside" or "refuse".
         tile_labels: folder of labels of single tiles (<slide>.npy, 0 for normal), to test where the models look.
+        annotations: instead of it, folder of outlines of lesions: <slide>.geojson, <slide>.xml of ASAP, or masks.
+        least_share: how much of a tile annotations must cover for it to be positive.
+        unannotated: slides without a file of annotations: "leave out", or "normal" if there is nothing to outline.
+        lesion_classes: classes or groups of annotations that are lesions; by default Tumor, and those of CAMELYON.
+        slides: folder of the slides, which masks need where features do not tell how large slides are.
         cache: folder of the cache; by default in the user's cache folder.
         device: where to compute, as torch names it: "cpu", "cuda".
     """
     console = Console(stderr=True, highlight=False, soft_wrap=True)
+    if annotations is not None and tile_labels is not None:
+        raise OptionError("tiles are labelled either by --annotations or by --tile-labels; give one of them")
     predictor = load(run, device=device)
     cohort = open_like(
         predictor,
@@ -88,15 +104,31 @@ def evaluate(
     )
     with console.status("reading every slide once"):
         cohort = cohort.checked(damaged)
-    if tile_labels is not None:
-        cohort = cohort.with_tile_labels(tile_labels)
-    console.print(str(cohort), markup=False)
 
     def progress(samples: Sequence[Sample]) -> Iterator[Sample]:
         with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
             yield from bar.track(samples, description="predicting")
 
-    result = evaluate_run(predictor, cohort, out, overlap=overlap, progress=progress)
+    with TemporaryDirectory(prefix="psamil-tile-labels-") as scratch:
+        about = None
+        if annotations is not None:
+            with console.status("reading annotations"):
+                labelling = label_tiles(
+                    chain.from_iterable(sample.bags for sample in cohort.samples),
+                    annotations,
+                    Path(scratch),
+                    least_share=least_share,
+                    unannotated=unannotated,
+                    lesion_classes=lesion_classes,
+                    slides=slides,
+                    mpp=cohort.reading_options.get("mpp"),
+                )
+            console.print(str(labelling), markup=False)
+            tile_labels, about = Path(scratch), labelling.about()
+        if tile_labels is not None:
+            cohort = cohort.with_tile_labels(tile_labels)
+        console.print(str(cohort), markup=False)
+        result = evaluate_run(predictor, cohort, out, overlap=overlap, annotations=about, progress=progress)
     _tell_overlap(result["overlap"], console)
     _tell(result, out, Console(highlight=False))
     return 0

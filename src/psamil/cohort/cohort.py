@@ -28,7 +28,7 @@ from psamil.cohort.outcome_columns import OutcomeColumns, read_outcome
 from psamil.cohort.outcomes import Outcome
 from psamil.cohort.same_features import Names, feature_names, odd_slides, refuse_other_names
 from psamil.cohort.tables import Table, quoted, read_table
-from psamil.cohort.tile_labels import TileLabels
+from psamil.cohort.tile_labels import SlideLabels, TileLabels
 from psamil.errors import DataError, OptionError, one_of
 from psamil.files import content_hash, files_below
 from psamil.readers import BagRef, Found, SetAside, find_bags, open_bag, slide_id
@@ -252,8 +252,8 @@ class Cohort:
         Every file is read once. DataError if one does not have a label for each tile, or if no slide has a file.
 
         Args:
-            folder: of files ``<slide>.npy``; see :mod:`psamil.cohort.tile_labels`. Slides may be without, which
-                the report notes.
+            folder: of files ``<slide>.npy`` or ``.npz``; see :mod:`psamil.cohort.tile_labels`. Slides may be without,
+                which the report notes.
         """
         labelled = replace(self, tile_labels=TileLabels.open(folder))
         slides = list(chain.from_iterable(sample.bags for sample in self.samples))
@@ -267,10 +267,15 @@ class Cohort:
         return replace(labelled, report=self.report.with_note(f"{note}: {quoted(without)}."))
 
     def labels_of_tiles(self, ref: BagRef, tiles: int) -> NDArray[np.bool_] | None:
-        """(tiles,) in the order of the slide's bag; None where there are none."""
+        """(tiles,) whether each is positive, in the order of the slide's bag; None where there are none."""
+        found = self.lesions_of_tiles(ref, tiles)
+        return None if found is None else found.positive
+
+    def lesions_of_tiles(self, ref: BagRef, tiles: int) -> SlideLabels | None:
+        """As :meth:`labels_of_tiles`, with the lesions that tiles belong to."""
         if self.tile_labels is None:
             return None
-        return self.tile_labels.of_slide(ref, tiles, dropped=self.reading_options.get("non_finite") == "drop")
+        return self.tile_labels.with_lesions(ref, tiles, dropped=self.reading_options.get("non_finite") == "drop")
 
     def _in_one_precision(self, precisions: Collection[torch.dtype]) -> Cohort:
         if len(precisions) < 2:

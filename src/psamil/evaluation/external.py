@@ -94,6 +94,7 @@ def evaluate_run(
     out: str | Path,
     *,
     overlap: str = "refuse",
+    annotations: Mapping[str, Any] | None = None,
     progress: Callable[[Sequence[Sample]], Iterable[Sample]] = lambda samples: samples,
 ) -> dict[str, Any]:
     """Metrics of a run on another cohort, with 95% bootstrap intervals over its patients.
@@ -104,6 +105,7 @@ def evaluate_run(
             tiles, localisation is tested as well, without intervals.
         out: new folder for ``metrics.json`` and ``predictions.csv``; with labels of tiles, ``tile_scores.safetensors``.
         overlap: what to do with samples that the models were trained on: "refuse", "leave out" or "allow".
+        annotations: what to record about where the labels of tiles come from.
         progress: wraps the samples as they are worked on.
 
     Returns:
@@ -139,7 +141,8 @@ def evaluate_run(
         },
     }
     if cohort.tile_labels is not None:
-        result["localisation"] = _localised(predictor, scored, with_lesions=knows_places(cohort))
+        origin_of_labels = {} if annotations is None else {"annotations": dict(annotations)}
+        result["localisation"] = _localised(predictor, scored, with_lesions=knows_places(cohort)) | origin_of_labels
         scored.save(out / TILE_SCORES_FILE)
     write_table(out / PREDICTIONS_FILE, table)
     result = without_nan(result)

@@ -2,9 +2,9 @@
 
 Tiles are scored by ``ModelOutput.tile_scores``, which no label of a tile has touched; the scores of a fold are the mean
 over its seeds, as its predictions are. Slides without labels are left out; those without a lesion count, for their
-false positives. Lesions are groups of touching labelled tiles of any size; where positions are not those of the files,
-nobody knows which tiles touch, and ``froc_lesion`` is NaN. The threshold of the patch F1 is that of the highest F1 on
-the validation part.
+false positives. Lesions are those of the label files, or groups of touching labelled tiles of any size where these
+number none; where positions are not those of the files, nobody knows which tiles touch, and ``froc_lesion`` is NaN.
+The threshold of the patch F1 is that of the highest F1 on the validation part.
 """
 
 from __future__ import annotations
@@ -116,12 +116,13 @@ def by_slide(
     """Name, tile scores and, where there are labels, the scored slide, of each slide of a sample."""
     for ref, (first, end) in zip(sample.bags, pairwise(slides.tolist()), strict=True):
         of_slide = scores[first:end].contiguous()
-        positive = cohort.labels_of_tiles(ref, end - first)
-        if positive is None:
+        labels = cohort.lesions_of_tiles(ref, end - first)
+        if labels is None:
             yield ref.id, of_slide, None
         else:
             places = xy[first:end].double().cpu().numpy()
-            yield ref.id, of_slide, ScoredSlide(places, of_slide.double().numpy(), positive)
+            known = labels.positive, labels.lesions, labels.lesion_lengths_um
+            yield ref.id, of_slide, ScoredSlide(places, of_slide.double().numpy(), *known)
 
 
 def knows_places(cohort: Cohort) -> bool:

@@ -4,8 +4,8 @@
 - ``froc_tile@6`` is ``tile_froc(slides).score()``: mean sensitivity of positive tiles at 1/4, 1/2, 1, 2, 4 and 8
   false-positive tiles per slide.
 - ``aufroc_tile@8`` is ``tile_froc(slides).area()``: normalised area under the same curve up to 8.
-- ``froc_lesion`` is ``lesion_froc(slides).score()``: as in the CAMELYON16 challenge, with lesions and detections on
-  the tiles.
+- ``froc_lesion`` is ``lesion_froc(slides).score()``: as in the CAMELYON16 challenge, with detections on the tiles;
+  lesions are those of the annotation (:mod:`psamil.slides.lesions`), or else groups of touching positive tiles.
 
 Pooled metrics compare scores of different slides. They need scores on one scale: raw logits, not weights that sum to 1
 in each slide.
@@ -37,8 +37,9 @@ class ScoredSlide:
     positive: NDArray[np.bool_]  # (n,)
     lesions: Integers | None = None  # (n,) number of the lesion, 0 for none; else groups of touching positive tiles
     lesion_lengths_um: Mapping[int, float] = field(default_factory=dict)
-    """Major axis of each lesion, where known. Short ones (isolated tumour cells) are neither hits nor false positives.
-    Needs ``lesions``; :func:`psamil.evaluation.lesions.lesion_lengths_um` measures them on tiles."""
+    """Major axis of lesions, NaN where not known. Short ones (isolated tumour cells) are neither hits nor false
+    positives. A lesion that has a length but no tile cannot be found and counts all the same. Needs ``lesions``;
+    :func:`psamil.evaluation.lesions.lesion_lengths_um` measures them on tiles."""
 
     def __post_init__(self) -> None:
         n = len(self.scores)
@@ -91,7 +92,8 @@ def lesion_froc(slides: Sequence[ScoredSlide], *, radius_steps: float = 1.5) -> 
     for slide in slides:
         lesions = label_lesions(slide.xy, slide.positive) if slide.lesions is None else slide.lesions
         lengths = slide.lesion_lengths_um
-        wanted = [k for k in np.unique(lesions[lesions > 0]).tolist() if lengths.get(k, np.inf) >= ISOLATED_CELLS_UM]
+        known = sorted({*np.unique(lesions[lesions > 0]).tolist(), *lengths})
+        wanted = [k for k in known if not lengths.get(k, np.nan) < ISOLATED_CELLS_UM]
         detections = local_maxima(slide.xy, slide.scores, radius_steps)
         hit = lesions[detections]
         found += [float(slide.scores[detections[hit == k]].max()) for k in wanted if (hit == k).any()]

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from psamil.bag import Bag, TileStep
 from psamil.errors import ShapeError
-from psamil.readers.formats import READERS
-from psamil.readers.opening import finite_tiles, locate_bag
+from psamil.readers.formats import READERS, locate_bag
+from psamil.readers.opening import finite_tiles
 from psamil.readers.tiles import BagRef
 
 

@@ -1,6 +1,7 @@
-"""Tissue as a user marks it: a mask or GeoJSON for each slide, instead of a search.
+"""Areas as a user marks them: a mask or GeoJSON for each slide. Tissue, instead of a search; lesions, see
+:mod:`psamil.slides.lesions`.
 
-- A mask is white where there is tissue, and covers the whole slide at any resolution: PNG, JPEG, TIFF (also large and
+- A mask is white where the areas are, and covers the whole slide at any resolution: PNG, JPEG, TIFF (also large and
   pyramidal) or a NumPy array. 0 and 1 stand for black and white, too.
 - GeoJSON holds Polygons and MultiPolygons, with holes, in level-0 pixels as OpenSlide counts them: a FeatureCollection,
   as QuPath exports it, a list of features, a feature or a geometry. Other geometries mark no area and are passed over.
@@ -8,7 +9,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,22 +31,30 @@ LARGEST_DISTORTION = 0.02  # of a mask's width to height, beyond the rounding of
 
 def find_mask(folder: str | Path, name: str) -> Path:
     """The mask or GeoJSON of a slide in a folder: ``<name>.geojson``, ``<name>.png``, or ``<name>_mask.png``."""
+    found = find_file(folder, name, MASK_SUFFIXES)
+    if found is None:
+        cause = "has no mask of it"
+        raise DataError(folder, cause, f"leave one file there, for instance {name}.geojson or {name}.png")
+    return found
+
+
+def find_file(folder: str | Path, name: str, suffixes: Sequence[str]) -> Path | None:
+    """The file of a slide in a folder, by its name, perhaps with ``_mask`` at its end; None if there is none."""
     folder = Path(folder)
     try:
-        files = sorted(file for file in folder.iterdir() if file.suffix.lower() in MASK_SUFFIXES)
+        files = sorted(file for file in folder.iterdir() if file.suffix.lower() in suffixes)
     except OSError as error:
         raise DataError(folder, f"cannot be read: {error.strerror}", "check the path and its permissions") from error
-    found = [file for file in files if _slide_of_mask(file) in (name, f"{name}_mask")]
-    if len(found) != 1:
-        cause = (
-            f"has several masks of {name}: {', '.join(file.name for file in found)}" if found else "has no mask of it"
-        )
-        raise DataError(folder, cause, f"leave one file there, for instance {name}.geojson or {name}.png")
-    return found[0]
+    found = [file for file in files if slide_id(_without_text_suffix(file)) in (name, f"{name}_mask")]
+    if len(found) > 1:
+        cause = f"has several masks of {name}: {', '.join(file.name for file in found)}"
+        raise DataError(folder, cause, "leave one file there")
+    return found[0] if found else None
 
 
-def _slide_of_mask(file: Path) -> str:
-    return slide_id(file.stem) if file.suffix.lower() in GEOJSON_SUFFIXES else slide_id(file)
+def _without_text_suffix(file: Path) -> str:
+    """Those that :func:`psamil.readers.ids.slide_id` does not know."""
+    return file.stem if file.suffix.lower() in (*GEOJSON_SUFFIXES, ".xml") else file.name
 
 
 def read_mask(path: str | Path, slide: Slide) -> Tissue:
@@ -55,14 +65,14 @@ def read_mask(path: str | Path, slide: Slide) -> Tissue:
     """
     path, mpp = Path(path), overview_mpp(slide)
     width, height = (max(1, round(side * slide.mpp_px0 / mpp)) for side in slide.size_px0)
-    if path.suffix.lower() in GEOJSON_SUFFIXES:
+    if is_geojson(path):
         mask = np.zeros((height, width), bool)
         scale = np.array([width / slide.size_px0[0], height / slide.size_px0[1]])
         for rings in read_polygons(path):
             mask |= filled([ring * scale for ring in rings], (height, width))
         remedy = "give coordinates in level-0 pixels of this slide"
     else:
-        mask = _array_mask(path, slide) if path.suffix.lower() == ".npy" else _image_mask(path, slide, mpp)
+        mask = read_raster(path, slide.name, slide.size_px0, mpp / slide.mpp_px0)
         remedy = "draw tissue in white"
     if not mask.any():
         raise DataError(path, f"marks no tissue on {slide.name}", remedy)
@@ -70,35 +80,65 @@ def read_mask(path: str | Path, slide: Slide) -> Tissue:
     return Tissue(mask, mpp * width / mask.shape[1], nothing, nothing)
 
 
+@dataclass(frozen=True, eq=False)
+class Area:
+    """A polygon and the class it was given, "" for none."""
+
+    rings: list[NDArray[np.float64]]  # (n, 2) each, in level-0 pixels; the outline first and then its holes
+    kind: str = ""
+
+
+def is_geojson(path: Path) -> bool:
+    return path.suffix.lower() in GEOJSON_SUFFIXES
+
+
 def read_polygons(path: str | Path) -> list[list[NDArray[np.float64]]]:
     """Each polygon as its rings (n, 2), the outline first and then its holes."""
-    polygons = []
-    for geometry in _geometries(read_json(path)):
-        kind, coordinates = geometry.get("type"), geometry.get("coordinates")
-        if kind not in ("Polygon", "MultiPolygon"):
+    areas = read_geojson(path)
+    if not areas:
+        raise DataError(path, "has no Polygon or MultiPolygon", "mark tissue as areas and export it as GeoJSON")
+    return [area.rings for area in areas]
+
+
+def read_geojson(path: str | Path) -> list[Area]:
+    """Its polygons, with the names of their classes as QuPath gives them; perhaps none."""
+    areas = []
+    for geometry, kind in _geometries(read_json(path), ""):
+        shape, coordinates = geometry.get("type"), geometry.get("coordinates")
+        if shape not in ("Polygon", "MultiPolygon"):
             continue
         try:
-            parts: Any = [coordinates] if kind == "Polygon" else coordinates
-            polygons += [[np.array(ring, np.float64)[:, :2].reshape(-1, 2) for ring in part] for part in parts]
+            parts: Any = [coordinates] if shape == "Polygon" else coordinates
+            polygons = [[np.array(ring, np.float64)[:, :2].reshape(-1, 2) for ring in part] for part in parts]
         except (TypeError, ValueError, IndexError) as error:
-            raise DataError(path, f"has a {kind} with other coordinates than x and y", "export it again") from error
-    if not all(np.isfinite(ring).all() for rings in polygons for ring in rings):
+            raise DataError(path, f"has a {shape} with other coordinates than x and y", "export it again") from error
+        areas += [Area(rings, kind) for rings in polygons if rings]
+    if not all(np.isfinite(ring).all() for area in areas for ring in area.rings):
         raise DataError(path, "has coordinates that are no numbers", "export it again")
-    if not polygons:
-        raise DataError(path, "has no Polygon or MultiPolygon", "mark tissue as areas and export it as GeoJSON")
-    return polygons
+    return areas
 
 
-def _geometries(node: Any) -> Iterator[dict[str, Any]]:
+def _geometries(node: Any, kind: str) -> Iterator[tuple[dict[str, Any], str]]:
+    """Geometries, each with the class of its feature."""
     if isinstance(node, list):
         for item in node:
-            yield from _geometries(item)
+            yield from _geometries(item, kind)
     elif isinstance(node, dict):
         inner = [node[key] for key in ("features", "geometry", "geometries") if key in node]
         if inner:
-            yield from _geometries(inner)
+            yield from _geometries(inner, _class_name(node) or kind)
         else:
-            yield node
+            yield node, kind
+
+
+def _class_name(feature: dict[str, Any]) -> str:
+    """As QuPath writes it: ``properties.classification.name``, or ``names`` of a class that is derived of others."""
+    properties = feature.get("properties")
+    found = properties.get("classification") if isinstance(properties, dict) else None
+    if isinstance(found, dict):
+        names = found.get("names")
+        found = found.get("name") or (": ".join(map(str, names)) if isinstance(names, list) else "")
+    return found if isinstance(found, str) else ""
 
 
 def filled(rings: list[NDArray[np.float64]], shape: tuple[int, int]) -> NDArray[np.bool_]:
@@ -121,7 +161,25 @@ def filled(rings: list[NDArray[np.float64]], shape: tuple[int, int]) -> NDArray[
     return crossings[:, :width].cumsum(1) % 2 == 1
 
 
-def _array_mask(path: Path, slide: Slide) -> NDArray[np.bool_]:
+def read_raster(path: Path, name: str, size_px0: tuple[int, int], downsample: float) -> NDArray[np.bool_]:
+    """(h, w) where a mask of a whole slide is white; images at this downsample of level 0, or at their own.
+
+    Args:
+        path: of an image or a NumPy array.
+        name: of the slide.
+        size_px0: of the slide.
+        downsample: level-0 pixels per pixel of the result. Arrays stay as they are.
+    """
+    if path.suffix.lower() == ".npy":
+        return _array_mask(path, name, size_px0)
+    source = open_source(path)
+    width, height = source.level_sizes[0]
+    with Slide(path, source, size_px0[0] / width) as image:  # a unit of length is a level-0 pixel of the slide
+        _check_shape(path, width, height, name, size_px0)
+        return _is_white(path, image.overview(max(downsample, image.mpp_px0)).min(2))
+
+
+def _array_mask(path: Path, name: str, size_px0: tuple[int, int]) -> NDArray[np.bool_]:
     try:
         values = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
@@ -129,31 +187,21 @@ def _array_mask(path: Path, slide: Slide) -> NDArray[np.bool_]:
     if values.ndim != 2 or 0 in values.shape or values.dtype.kind not in "bui":
         cause = f"has the shape {values.shape} and the type {values.dtype}"
         raise DataError(path, cause, "save a mask (h, w) of bool or whole numbers")
-    _check_shape(path, values.shape[1], values.shape[0], slide)
+    _check_shape(path, values.shape[1], values.shape[0], name, size_px0)
     return _is_white(path, values)
 
 
-def _image_mask(path: Path, slide: Slide, mpp: float) -> NDArray[np.bool_]:
-    source = open_source(path)
-    width, height = source.level_sizes[0]
-    with Slide(path, source, slide.mpp_px0 * slide.size_px0[0] / width) as image:
-        _check_shape(path, width, height, slide)
-        return _is_white(path, image.overview(max(mpp, image.mpp_px0)).min(2))
-
-
-def _check_shape(path: Path, width: int, height: int, slide: Slide) -> None:
-    across, down = width / slide.size_px0[0], height / slide.size_px0[1]
+def _check_shape(path: Path, width: int, height: int, name: str, size_px0: tuple[int, int]) -> None:
+    across, down = width / size_px0[0], height / size_px0[1]
     allowed = LARGEST_DISTORTION + 1 / min(width, height)
     if abs(across / down - 1) > allowed:
-        own = " x ".join(map(str, slide.size_px0))
-        cause = f"has {width} x {height} pixels, another shape than {slide.name} with {own}"
+        own = " x ".join(map(str, size_px0))
+        cause = f"has {width} x {height} pixels, another shape than {name} with {own}"
         raise DataError(path, cause, "give a mask of the whole slide")
 
 
 def _is_white(path: Path, values: NDArray[Any]) -> NDArray[np.bool_]:
     largest = int(values.max())
     if 1 < largest < 128:
-        raise DataError(
-            path, f"has values up to {largest}, neither 0 and 1 nor black and white", "draw tissue in white"
-        )
+        raise DataError(path, f"has values up to {largest}, neither 0 and 1 nor black and white", "draw areas in white")
     return np.asarray(values > (127 if largest > 1 else 0))
