@@ -49,7 +49,7 @@ from psamil.slides.procedural import draw_slides
 from psamil.slides.slide import find_slides
 from psamil.slides.tiling import TileGrid
 
-LEAST_RATIO, MOST_GROWTH = 0.85, 1.25
+LEAST_RATIO, MOST_GROWTH = 0.85, 1.1
 SIZES_PX0 = {2_000: 2_000, 100_000: 20_000}  # width: height
 TISSUE_HEIGHT_PX0 = 1_024
 SEGMENT_PX, LEVEL_STEP = 256, 8

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from psamil.errors import DataError
+from psamil.errors import BusyError, DataError
 from psamil.files import (
     Lock,
     atomic_write,
@@ -177,7 +177,7 @@ def test_a_lock_is_waited_for(tmp_path):
             pass
 
 
-def test_locks_of_the_dead_are_taken_over(tmp_path):
+def test_locks_of_the_dead_are_taken_over(tmp_path, monkeypatch):
     path = tmp_path / "lock"
     code = f"""
 import os, signal
@@ -189,6 +189,7 @@ with Lock({str(path)!r}):
     assert path.exists()
     with Lock(path):
         assert read_json(path)["pid"] == os.getpid()
+    monkeypatch.setattr("psamil.files.UNNAMED_S", 0.2)
     path.write_text('{"host": "ab')  # killed while it wrote
     with Lock(path):
         pass
@@ -222,6 +223,56 @@ for _ in range(20):
     workers = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(4)]
     assert [worker.wait() for worker in workers] == [0] * 4
     assert not path.exists()
+
+
+def test_two_never_take_over_the_same_stale_lock(tmp_path):
+    """Many stale locks, of which four processes keep as many as they can get; no file is ever locked by the system."""
+    for i in range(150):
+        (tmp_path / f"{i}.lock").write_text(json.dumps({"host": socket.gethostname(), "pid": 2**22 + 1}))
+    code = f"""
+import sys, time
+from pathlib import Path
+from psamil.errors import BusyError
+from psamil.files import Lock
+folder, won = Path({str(tmp_path)!r}), []
+sys.stdout.write("ready\\n"); sys.stdout.flush()
+sys.stdin.readline()
+for i in range(150):
+    try:
+        Lock(folder / f"{{i}}.lock").__enter__()
+        won.append(i)
+    except BusyError:
+        pass
+print(*won, flush=True)
+sys.stdin.readline()  # the locks are held until all have tried
+"""
+    pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    workers = [subprocess.Popen([sys.executable, "-c", code], **pipes) for _ in range(4)]
+    assert [worker.stdout.readline() for worker in workers] == ["ready\n"] * 4
+    for worker in workers:
+        worker.stdin.write("go\n")
+        worker.stdin.flush()
+    won = [int(i) for worker in workers for i in worker.stdout.readline().split()]
+    for worker in workers:
+        worker.communicate("end\n")
+    assert sorted(won) == list(range(150))
+    assert not list(tmp_path.glob("*.removal"))
+
+
+def test_a_lock_whose_remover_was_killed_is_taken_over(tmp_path):
+    for name in ("lock", "lock.removal"):
+        (tmp_path / name).write_text(json.dumps({"host": socket.gethostname(), "pid": 2**22 + 1}))
+    with Lock(tmp_path / "lock"):
+        assert os.listdir(tmp_path) == ["lock"]
+
+
+def test_a_lock_that_is_being_made_is_not_taken_over(tmp_path):
+    """Its process lives and has not written its name yet."""
+    path = tmp_path / "lock"
+    path.touch()
+    threading.Timer(0.3, path.write_text, (json.dumps(identity_of_process(os.getpid())),)).start()
+    with pytest.raises(BusyError, match=f"in use by process {os.getpid()}"), Lock(path):
+        pass
 
 
 def test_numbers_that_json_lacks_become_null():

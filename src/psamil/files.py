@@ -19,19 +19,13 @@ import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType, TracebackType
+from types import TracebackType
 from typing import Any
 
 from psamil.errors import BusyError, DataError
 
-try:
-    import fcntl as _fcntl
-
-    fcntl: ModuleType | None = _fcntl
-except ImportError:  # not a POSIX system
-    fcntl = None
-
 CHUNK_BYTES = 1 << 20
+UNNAMED_S = 2.0  # how long a process may take from making a lock file to writing its name into it
 
 
 @contextlib.contextmanager
@@ -168,9 +162,10 @@ def _is_formula(text: str) -> bool:
 class Lock:
     """Holds a file as the sign that this process is at work: ``with Lock(run / "train.lock"): ...``.
 
-    The file says who holds it. A lock whose process has ended is taken over: its process id does not exist any more
-    on this host, or is another process now, or the host was started anew. Whether a process on another host lives
-    cannot be known; its lock counts.
+    Whoever makes the file holds the lock: of several that try, every file system lets one succeed, also those that are
+    shared or have no ``flock``. The file says who holds it. A lock whose process has ended is taken over: its process
+    id does not exist any more on this host, or is another process now, or the host was started anew. Whether a process
+    on another host lives cannot be known; its lock counts.
 
     Args:
         path: of the lock file, made and removed by the lock.
@@ -192,54 +187,66 @@ class Lock:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with contextlib.suppress(FileNotFoundError), _guarded(self.path, os.O_RDWR) as descriptor:
-            if _read_holder(descriptor) == identity_of_process(os.getpid()):
-                self.path.unlink()
+        if _holder_of(self.path) == identity_of_process(os.getpid()):
+            self.path.unlink(missing_ok=True)
 
     def _take(self) -> dict[str, Any] | None:
         """Makes the lock ours, or says whose it is."""
-        me = identity_of_process(os.getpid())
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with _guarded(self.path, os.O_RDWR | os.O_CREAT) as descriptor:
-                holder = _read_holder(descriptor)
-                if holder is not None and not is_stale(holder):
+            while not _make_lock_file(self.path):
+                holder = _holder_of(self.path)
+                if holder is None:
+                    continue
+                if not is_stale(holder):
                     return holder
-                os.ftruncate(descriptor, 0)
-                os.lseek(descriptor, 0, os.SEEK_SET)
-                os.write(descriptor, json.dumps(me).encode())
-                os.fsync(descriptor)
+                # One process at a time may remove it, and looks again: by now it could be the lock of a living one.
+                removal = Lock(self.path.with_name(f"{self.path.name}.removal"))
+                if (remover := removal._take()) is not None:
+                    return remover
+                try:
+                    holder = _holder_of(self.path)
+                    if holder is not None and is_stale(holder):
+                        self.path.unlink(missing_ok=True)
+                finally:
+                    removal.__exit__(None, None, None)
         except OSError as error:
             raise unwritable(self.path, error) from error
         return None
 
 
-@contextlib.contextmanager
-def _guarded(path: Path, flags: int) -> Iterator[int]:
-    """Opens a lock file while nobody else looks at it, so that two processes cannot take over one stale lock."""
-    while True:
-        descriptor = os.open(path, flags, 0o666)
-        try:
-            if fcntl is not None:
-                with contextlib.suppress(OSError):  # a file system without such locks
-                    fcntl.flock(descriptor, fcntl.LOCK_EX)
-            with contextlib.suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(descriptor), os.stat(path)):  # not removed while we waited
-                    yield descriptor
-                    return
-        finally:
-            os.close(descriptor)
-        if not flags & os.O_CREAT:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
-
-
-def _read_holder(descriptor: int) -> dict[str, Any] | None:
-    """None for an empty or unreadable lock: its writer was killed before it held it."""
+def _make_lock_file(path: Path) -> bool:
+    """Whether it is ours now; False if there is one."""
     try:
-        holder = json.loads(os.read(descriptor, 4096))
-    except ValueError:
-        return None
-    return holder if isinstance(holder, dict) else None
+        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
+    except FileExistsError:
+        return False
+    try:
+        os.write(descriptor, json.dumps(identity_of_process(os.getpid())).encode())
+        os.fsync(descriptor)
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def _holder_of(path: Path) -> dict[str, Any] | None:
+    """Whom a lock file names. {}: after a while still nobody, as its process was killed before. None: there is none."""
+    deadline = time.monotonic() + UNNAMED_S
+    while True:
+        try:
+            holder = json.loads(path.read_bytes())
+        except FileNotFoundError:
+            return None
+        except ValueError:
+            holder = None
+        if isinstance(holder, dict):
+            return holder
+        if time.monotonic() >= deadline:
+            return {}
+        time.sleep(0.02)
 
 
 def identity_of_process(pid: int) -> dict[str, Any]:

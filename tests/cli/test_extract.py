@@ -11,7 +11,7 @@ import pytest
 from psamil.cli import main
 from psamil.errors import DataError
 from psamil.files import Lock, read_json
-from psamil.slides.mpp_table import read_mpp_table
+from psamil.slides.mpp_table import read_mpp_table, unmatched
 from tests.slides.made_slides import draw
 
 OPTIONS = ["--tile-px", "224", "--batch", "4", "--workers", "1", "--device", "cpu"]
@@ -44,11 +44,12 @@ def test_from_slides_to_features(tmp_path, capsys):
     assert read_json(out / "extraction.json")["encoder"] == "efficientnet-lite0"
 
     table = tmp_path / "mpp.csv"
-    table.write_text("slide,mpp\nb.tif,0.25\n")
-    code, told, _ = run(capsys, slides, "--out", out, "--mpp-table", table, *OPTIONS)
+    table.write_text("slide,mpp\nb.tif,0.25\nslide-B,0.25\n")
+    code, told, progress = run(capsys, slides, "--out", out, "--mpp-table", table, *OPTIONS)
     assert code == 0
     assert "done: 1 slides, 1 tiles" in told
     assert "finished before: 1" in told
+    assert f"Warning: {table} names no slide of {slides}: slide-B." in progress
     assert f"Next: psamil inspect {out}" in told
     with open(out / "quality.csv", newline="") as file:
         assert [(row["slide"], row["mpp"]) for row in csv.DictReader(file)] == [("a", "0.5"), ("b", "0.25")]
@@ -110,6 +111,9 @@ def test_help_and_mistakes(tmp_path, capsys):
     code, _, error = run(capsys, tmp_path, "--workers", "0")
     assert code == 2
     assert "workers must be at least 1" in error
+    code, _, error = run(capsys, tmp_path, "--mpp", "40", "--out", tmp_path / "out")
+    assert code == 2
+    assert "mpp is in micrometres per pixel, between 0.02 and 20, got 40; a magnification is not" in error
 
 
 def test_tables_of_resolutions(tmp_path):
@@ -120,12 +124,23 @@ def test_tables_of_resolutions(tmp_path):
         ("name,mpp\na,1\n", "has no column 'slide'"),
         ("slide,um\na,1\n", "has no column 'mpp'"),
         ("slide,mpp\na,-1\n", "-1 micrometres per pixel"),
+        ("slide,mpp\na,40\n", "40 micrometres per pixel; write a number from 0.02 to 20, .* not the magnification"),
         ("slide,mpp\na,x\n", "not a number"),
         ("slide,mpp\na,1\na.svs,2\n", "has both 1 and 2 um"),
     ):
         table.write_text(text)
         with pytest.raises(DataError, match=message):
             read_mpp_table(table)
+
+
+def test_names_of_a_table_that_are_no_slide():
+    slides = ["TCGA-01", "TCGA-02", "x"]
+    assert unmatched(["TCGA-01", "x"], slides) == []
+    assert unmatched(["tcga-02", "TCGA_01", "other"], slides) == [
+        "TCGA_01 (like TCGA-01)",
+        "other",
+        "tcga-02 (like TCGA-02)",
+    ]
 
 
 @pytest.mark.skipif(

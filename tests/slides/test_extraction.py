@@ -192,7 +192,7 @@ def test_damaged_slides_are_named_and_set_aside(slides, out, tmp_path):
     again = extract_all(slides, out)
     assert again.done == ["truncated"]
     assert not again.failed
-    assert sorted(row["slide"] for row in rows_of(out / "failures.csv")) == ["nothing", "series", "text"]
+    assert [row["slide"] for row in rows_of(out / "failures.csv")] == ["series"]  # the others are gone
 
 
 def test_another_slide_of_the_same_name(slides, out):
@@ -230,6 +230,34 @@ def test_failures_csv_goes_with_the_last_failure(slides, out):
     draw(slides / "d.tif")
     assert extract_all(slides, out).done == ["d"]
     assert not (out / "failures.csv").exists()
+
+
+def test_failures_that_are_gone_are_not_listed(slides, out):
+    (slides / "d.tif").write_text("no slide")
+    (slides / "e.tif").symlink_to(slides / "nowhere.tif")
+    assert sorted(extract_all(slides, out).failed) == ["d", "e"]
+    assert [row["slide"] for row in rows_of(out / "failures.csv")] == ["d", "e"]
+    (slides / "d.tif").unlink()
+    extract_all(slides, out)
+    assert [row["slide"] for row in rows_of(out / "failures.csv")] == ["e"]
+    (slides / "e.tif").unlink()
+    extract_all(slides, out)
+    assert not (out / "failures.csv").exists()
+
+
+def test_enlarged_tiles_are_told(tmp_path):
+    draw(tmp_path / "slides" / "a.tif", mpp=0.5)
+    draw(tmp_path / "slides" / "b.tif", mpp=1.0)
+    outcome = extract_all(tmp_path / "slides", tmp_path / "out")
+    assert outcome.enlarged == {"b": pytest.approx(1.0)}
+    assert ["enlarged" in row["warning"] for row in rows_of(tmp_path / "out" / "quality.csv")] == [False, True]
+
+
+@pytest.mark.parametrize("given", [{"mpp": 40}, {"mpp_of": {"a": 0.0}}], ids=["all", "one"])
+def test_resolutions_of_no_scan_are_refused(slides, tmp_path, given):
+    with pytest.raises(OptionError, match="micrometres per pixel"):
+        extract_all(slides, tmp_path / "out", **given)
+    assert not (tmp_path / "out").exists()
 
 
 def test_other_settings_are_refused(slides, out):

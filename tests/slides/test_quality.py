@@ -96,7 +96,7 @@ def test_only_the_scanned_area_is_shown(tmp_path):
 def test_row(tmp_path, drawn):
     with open_slide(write_slide(tmp_path / "a.tif", drawn, mpp=1.0)) as slide:
         tissue = tissue_of(slide)
-        tiles = lay_tiles(slide, tissue, TileGrid())
+        tiles = lay_tiles(slide, tissue, TileGrid(mpp=1.0, size_px=112))
         row = quality_row(slide, tissue, tiles)
     assert list(row) == [
         *("slide", "mpp", "width_px0", "height_px0", "tissue_mm2", "tissue_share", "tiles", "pen_share", "blur_share"),
@@ -141,3 +141,11 @@ def test_warnings():
     assert pen.startswith("33% of what is not glass looks like pen")
     (blur,) = warnings_for(area(20), blurred=half)
     assert blur.startswith("33% of what is not glass is out of focus")
+
+
+@pytest.mark.parametrize(("mpp", "is_told"), [(0.5, False), (0.52, False), (1.0, True)])
+def test_tiles_beyond_the_resolution_of_the_scan_are_told(tmp_path, mpp, is_told):
+    with open_slide(write_slide(tmp_path / "a.tif", stained(600, 700), mpp=mpp)) as slide:
+        tissue = tissue_of(slide)
+        warnings = "; ".join(warnings_of(slide, tissue, lay_tiles(slide, tissue, TileGrid(mpp=0.5))))
+    assert ("tiles of 0.5 µm per pixel are enlarged: it was scanned at 1 µm" in warnings) == is_told

@@ -100,6 +100,14 @@ def test_overview(wavy):
         assert slide.overview(2.5).shape == (181, 200, 3)
 
 
+def test_pieces_of_an_overview_fit_together(wavy, monkeypatch):
+    with open_slide(wavy) as slide:
+        whole = slide.overview(3.3).astype(int)
+    monkeypatch.setattr("psamil.slides.slide.PIECE_PX", (37, 21))
+    with open_slide(wavy) as slide:
+        assert np.abs(slide.overview(3.3) - whole).max() <= 4  # between pixels of a level, OpenSlide interpolates
+
+
 def test_large_regions_are_read_in_blocks(grainy, monkeypatch):
     with open_slide(grainy[1]) as slide:
         whole = slide._read(0, 0, 51, 44, 13.7, 13.6)
@@ -130,9 +138,9 @@ def test_given_mpp_wins(grainy):
         assert slide.mpp_px0 == 0.25
 
 
-@pytest.mark.parametrize("mpp", [0, -1, float("nan"), float("inf")])
+@pytest.mark.parametrize("mpp", [0, -1, float("nan"), float("inf"), 40, 0.001])
 def test_impossible_mpp(grainy, mpp):
-    with pytest.raises(OptionError, match="mpp must be a positive number"):
+    with pytest.raises(OptionError, match=r"mpp is in micrometres per pixel, between 0\.02 and 20"):
         open_slide(grainy[1], mpp=mpp)
 
 
@@ -209,6 +217,38 @@ def test_tiff_in_strips(tmp_path, monkeypatch, compression, planar):
             np.testing.assert_array_equal(slide.read(x, y, 100, 0.5), image[y : y + 100, x : x + 100])
         assert (slide.read(-50, -50, 50, 0.5) == 255).all()
         assert slide._source._cached_bytes <= 100_000
+
+
+@pytest.mark.parametrize("kind", ["unassalpha", "assocalpha", "unspecified"])
+@pytest.mark.parametrize("planar", ["contig", "separate"])
+def test_transparent_tiff_is_on_white(tmp_path, kind, planar):
+    colours, opacity = stained(64, 80).astype(int), np.full((64, 80, 1), 255)
+    opacity[:, 20:50], opacity[:, 50:] = 100, 0
+    stored = colours * opacity // 255 if kind == "assocalpha" else colours
+    data = np.dstack([stored, opacity]).astype(np.uint8)
+    tifffile.imwrite(
+        tmp_path / "a.tif",
+        data if planar == "contig" else np.moveaxis(data, 2, 0),
+        photometric="rgb",
+        planarconfig=planar,
+        extrasamples=[kind],
+        rowsperstrip=16,
+    )
+    with open_slide(tmp_path / "a.tif", mpp=0.5) as slide:
+        assert isinstance(slide._source, TiffSource)
+        read = slide.read(0, 0, 64, 0.5).astype(int)
+    expected = colours if kind == "unspecified" else (colours * opacity + 255 * (255 - opacity)) / 255
+    assert np.abs(read - expected[:, :64]).max() <= (1 if kind != "unspecified" else 0)
+
+
+def test_transparent_grey_tiff_is_on_white(tmp_path):
+    data = np.full((64, 64, 2), 90, np.uint8)
+    data[..., 1] = np.where(np.arange(64) < 30, 255, 0)
+    tifffile.imwrite(tmp_path / "a.tif", data, photometric="minisblack", planarconfig="contig", extrasamples=[2])
+    with open_slide(tmp_path / "a.tif", mpp=0.5) as slide:
+        read = slide.read(0, 0, 64, 0.5)
+    assert (read[:, :30] == 90).all()
+    assert (read[:, 30:] == 255).all()
 
 
 @pytest.mark.parametrize("name", ["a.ome.tif", "a.tif"])
@@ -387,6 +427,48 @@ def test_folder_that_cannot_be_listed(tmp_path, monkeypatch):
     assert find_slides(tmp_path) == [tmp_path / "a.svs", tmp_path / "closed"]
     with pytest.raises(DataError, match="Permission denied"):
         open_slide(tmp_path / "closed")
+
+
+def test_linked_folders_are_followed_and_loops_are_not(tmp_path):
+    inside, outside = tmp_path / "slides", tmp_path / "disk"
+    for folder, name in ((inside / "x", "a.svs"), (outside / "batch", "b.svs")):
+        folder.mkdir(parents=True)
+        (folder / name).touch()
+    (inside / "linked").symlink_to(outside)
+    (outside / "batch" / "back").symlink_to(inside)
+    (inside / "again").symlink_to(inside / "x")  # whose slide would otherwise have the name of another
+    (inside / "x" / "loop").symlink_to(inside / "x")
+    assert find_slides(inside) == [inside / "linked" / "batch" / "b.svs", inside / "x" / "a.svs"]
+
+
+def dicom_head(series, sop_class="1.2.840.10008.5.1.4.1.1.77.1.6", vr=b"UI"):
+    """As much of a file as says what it is, with a reference to another series of a slide."""
+
+    def element(group, number, uid, vr=vr):
+        value = uid.encode() + b"\0" * (len(uid) % 2)
+        length = len(value).to_bytes(2 if vr else 4, "little")
+        return group.to_bytes(2, "little") + number.to_bytes(2, "little") + vr + length + value
+
+    referred = element(8, 0x1150, "1.2.840.10008.5.1.4.1.1.77.1.6")
+    referred += element(0x20, 0x0E, "1.2.9") + element(0x20, 0x0D, "1.2.8")
+    own = element(0x20, 0x0D, "1.2.3") + element(0x20, 0x0E, series)
+    return bytes(128) + b"DICM" + element(2, 2, sop_class, b"UI") + referred + own + bytes(1000)
+
+
+@pytest.mark.parametrize("vr", [b"UI", b""], ids=["explicit", "implicit"])
+def test_two_series_in_one_folder_are_refused(tmp_path, vr):
+    for i, series in enumerate(["1.2.3.45", "1.2.3.45", "1.2.3.6"]):
+        (tmp_path / f"{i}.dcm").write_bytes(dicom_head(series, vr=vr))
+    with pytest.raises(DataError, match=r"holds 2 DICOM series of slides \(1.2.3.45, 1.2.3.6\); give each a folder"):
+        open_slide(tmp_path, mpp=0.5)
+
+
+def test_what_lies_beside_a_series_is_no_second_one(tmp_path):
+    (tmp_path / "0.dcm").write_bytes(dicom_head("1.2.3.45"))
+    (tmp_path / "1.dcm").write_bytes(dicom_head("1.2.3.6", sop_class="1.2.840.10008.5.1.4.1.1.91.1"))  # annotations
+    (tmp_path / "2.dcm").write_text("notes")
+    with pytest.raises(DataError, match=r"no slide or image|damaged"):  # not because of its neighbours
+        open_slide(tmp_path, mpp=0.5)
 
 
 def test_folder_without_a_series(tmp_path):

@@ -177,3 +177,16 @@ def test_every_tile_of_real_slides(name, mpp, least, most):
                 tile = slide.read(x, y, 224 // k, k * tiles.mpp)
                 averaged = region.reshape(224 // k, k, 224 // k, k, 3).mean((1, 3))
                 assert np.corrcoef(tile.ravel(), averaged.ravel())[0, 1] > 0.97
+
+
+@pytest.mark.parametrize("overlap_px", [0, 100])
+def test_shares_do_not_depend_on_how_many_rows_are_summed_together(monkeypatch, overlap_px):
+    mask = np.random.default_rng(0).random((61, 83)) < 0.5
+    slide, grid = Blank((8300, 6100), bounds_px0=(130, 70, 8000, 5900)), TileGrid(least_tissue=0, overlap_px=overlap_px)
+    found = []
+    for rows in (1, 3, 1000):
+        monkeypatch.setattr("psamil.slides.tiling.ROWS_TOGETHER", rows)
+        found.append(lay_tiles(slide, marked(mask), grid).tissue_share)
+    assert len(found[0]) > 500
+    np.testing.assert_allclose(found[0], found[2], atol=1e-12)
+    np.testing.assert_allclose(found[1], found[2], atol=1e-12)

@@ -1,11 +1,13 @@
 """Tissue on drawn overviews at 8 um per pixel: what is found, and what is taken away."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from PIL import Image, ImageDraw
 
 from psamil.slides.slide import open_slide
-from psamil.slides.tissue import LARGEST_OVERVIEW_PX, find_tissue, otsu_threshold, overview_mpp, tissue_of
+from psamil.slides.tissue import LARGEST_OVERVIEW_PX, _white, find_tissue, otsu_threshold, overview_mpp, tissue_of
 from tests.slides.drawn import blurred, glass, stained, write_slide
 
 MPP = 8.0
@@ -156,9 +158,54 @@ def test_jpeg_is_not_blur(tmp_path):
 
 
 def test_threshold_after_otsu():
-    values = np.concatenate([np.full(900, 0.1), np.full(100, 0.7)]).astype(np.float32)
-    assert 0.1 < otsu_threshold(values) < 0.7
-    assert 0 <= otsu_threshold(np.zeros(10, np.float32)) <= 1
+    counts = np.zeros(256, np.int64)
+    counts[[25, 179]] = 900, 100  # values of 0.1 and 0.7
+    assert 0.1 < otsu_threshold(counts) < 0.7
+    assert 0 <= otsu_threshold(np.zeros(256, np.int64)) <= 1
+
+
+def with_everything():
+    """Pieces, a hole, pens, blur and a border, on glass with a cast."""
+    image = overview()
+    image[200:280, 80:330] = blurred(stained(80, 250, grain_px=2), 3)
+    image[100:160, 150:210] = glass(60, 60)
+    picture = Image.fromarray(image)
+    ImageDraw.Draw(picture).line([(20, 40), (150, 150), (390, 280)], fill=INKS["green"], width=9)
+    image = (np.asarray(picture) * np.array([0.97, 0.96, 0.9])).astype(np.uint8)
+    image[:, :20] = 4
+    return image
+
+
+@pytest.mark.parametrize("block_px", [64, 100, 293])
+def test_tissue_does_not_depend_on_the_blocks(monkeypatch, block_px):
+    image = with_everything()
+    whole = find_tissue(image, MPP)
+    assert whole.pen.any()
+    assert whole.blurred.any()
+    monkeypatch.setattr("psamil.slides.tissue.BLOCK_PX", block_px)
+    found = find_tissue(image, MPP)
+    for name in ("mask", "pen", "blurred"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(whole, name), err_msg=name)
+
+
+def test_white_is_the_median_of_bright_glass():
+    image = with_everything()
+    low, high = image.min(2), image.max(2)
+    clear = (low >= 190) & (low < 254) & (high - low < 0.08 * high)
+    expected = np.median(image[clear & (low >= np.percentile(low[clear], 75))], axis=0)
+    np.testing.assert_array_equal(_white(image), expected)
+    assert expected.max() < 245
+    np.testing.assert_array_equal(_white(stained(50, 50)), [255] * 3)
+
+
+def test_memory_of_a_large_overview_is_small():
+    """What is held besides the picture: numbers for blocks, and few bytes per pixel."""
+    image = np.tile(with_everything(), (4, 4, 1))
+    tracemalloc.start()
+    find_tissue(image, MPP)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 12 * image.shape[0] * image.shape[1]
 
 
 def test_tissue_of_a_slide(tmp_path):

@@ -13,12 +13,13 @@ from rich.console import Console
 
 from psamil.cli.extraction_progress import ExtractionProgress
 from psamil.errors import DataError
+from psamil.readers import slide_id
 from psamil.slides.encoders import load_encoder
 from psamil.slides.encoders.registry import DEFAULT_ENCODER
 from psamil.slides.extraction import Outcome
 from psamil.slides.extraction import extract as extract_slides
 from psamil.slides.extraction_record import FAILURES, QUALITY
-from psamil.slides.mpp_table import read_mpp_table
+from psamil.slides.mpp_table import read_mpp_table, unmatched
 from psamil.slides.slide import find_slides
 from psamil.slides.tiling import TileGrid
 
@@ -77,6 +78,7 @@ def extract(
     if masks is not None and not masks.is_dir():
         raise DataError(masks, "is no folder", "name the folder of the masks")
     mpp_of = read_mpp_table(mpp_table) if mpp_table is not None else {}
+    unknown = unmatched(mpp_of, map(slide_id, found))
     device = chosen_device(device)
     workers = reading_processes(workers, device)
     if batch is None:
@@ -90,6 +92,8 @@ def extract(
     if frozen.mpp is not None and (frozen.mpp, frozen.tile_px) != (grid.mpp, grid.size_px):
         own = f"tiles of {frozen.tile_px} px at {frozen.mpp:g} um"
         console.print(f"Note: {frozen.name} was trained on {own}.", markup=False)
+    if unknown:
+        console.print(f"Warning: {mpp_table} names no slide of {slides}: {_some(unknown)}.", markup=False)
     with stopped_by_sigterm(), ExtractionProgress(console) as shown:
         outcome = extract_slides(
             found,
@@ -143,6 +147,9 @@ def _tell(outcome: Outcome, out: Path, console: Console) -> None:
         lines += [f"finished before: {len(outcome.finished_before)}"]
     if outcome.empty:
         lines += [f"without tissue: {len(outcome.empty)} ({_some(outcome.empty)}); see {out / QUALITY}"]
+    if outcome.enlarged:
+        scanned = [f"{name}: {mpp:.3g} um" for name, mpp in outcome.enlarged.items()]
+        lines += [f"enlarged, as they were scanned more coarsely than asked for: {len(scanned)} ({_some(scanned)})"]
     if outcome.elsewhere:
         lines += [f"other processes work on {len(outcome.elsewhere)}: {_some(outcome.elsewhere)}"]
     if outcome.failed:

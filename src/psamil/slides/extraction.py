@@ -39,8 +39,10 @@ from psamil.slides.annotations import find_mask
 from psamil.slides.encoders import Encoder
 from psamil.slides.encoders.encoder import NonFiniteFeaturesError
 from psamil.slides.extraction_record import Extraction, SlideRecord, record_path, write_tables
+from psamil.slides.quality import is_enlarged
 from psamil.slides.reading import Plan, SlideJob
 from psamil.slides.reading_pool import ReadingPool, SlideAhead, SlideStream, UnreadableSlideError
+from psamil.slides.resolution import checked_mpp
 from psamil.slides.tiling import TileGrid
 
 CHUNK_ROWS = 32  # rows of features that are stored together: TRIDENT's single rows take ten times as long to read
@@ -68,6 +70,7 @@ class Outcome:
     empty: list[str] = field(default_factory=list)  # no tile has enough tissue; also those found so before
     failed: dict[str, str] = field(default_factory=dict)  # with the reason
     elsewhere: list[str] = field(default_factory=list)  # other processes work on them
+    enlarged: dict[str, float] = field(default_factory=dict)  # done now, though scanned more coarsely, at so many um
     tiles: int = 0
     seconds: float = 0.0
 
@@ -102,6 +105,8 @@ def extract(
     for name, value in (("workers", workers), ("batch", batch)):
         if value < 1:
             raise OptionError(f"{name} must be at least 1, got {value}")
+    for given in (*(() if mpp is None else (mpp,)), *(mpp_of or {}).values()):
+        checked_mpp(given)
     out, grid = Path(out), grid or TileGrid()
     Extraction.of(encoder, grid, masks=masks is not None).claim(out)
     work = _Work(out, encoder, grid, list(slides), report)
@@ -177,6 +182,8 @@ class _Work:
         n = len(plan.tiles)
         (self.outcome.done if n else self.outcome.empty).append(name)
         self.outcome.tiles += n
+        if n and is_enlarged(plan.tiles.mpp, plan.mpp_px0):
+            self.outcome.enlarged[name] = plan.mpp_px0
         self._unlock(name)
         self._tell_over(name, "done" if n else "empty", n)
 
@@ -227,7 +234,7 @@ class _Work:
             raise OptionError(f"{cause}; take a smaller batch") from error
 
     def _fail(self, name: str, reason: str) -> None:
-        SlideRecord(name, str(self.slides[name]), "failed", reason).write(self.out)
+        SlideRecord(name, str(self.slides[name].absolute()), "failed", reason).write(self.out)
         self.outcome.failed[name] = reason
         self._unlock(name)
         self._tell_over(name, "failed", 0, reason)
@@ -245,7 +252,7 @@ class _Work:
             return False
         if self._is_another(name):
             reason = f"{path} has the features of another slide of this name; rename this one, or choose another folder"
-            self.refused.append(SlideRecord(name, str(self.slides[name]), "failed", reason))
+            self.refused.append(SlideRecord(name, str(self.slides[name].absolute()), "failed", reason))
             self.outcome.failed[name] = reason
             self._tell_over(name, "failed", 0, reason)
             return True

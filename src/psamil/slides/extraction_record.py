@@ -8,6 +8,7 @@ features made in two ways do not mix. ``slide_records/<slide>.json`` says what b
 from __future__ import annotations
 
 import csv
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -141,10 +142,11 @@ def read_records(out: Path) -> list[SlideRecord]:
 def write_tables(out: Path, refused: Iterable[SlideRecord] = ()) -> None:
     """``failures.csv``, if there are any, and ``quality.csv``, from the records of all slides.
 
+    Slides that failed and are no longer there are not among the failures: nobody can try them again.
     Refused are slides that have no record, since it is that of another slide of the same name.
     """
     records = read_records(out)
-    failed = [*(record for record in records if record.status == "failed"), *refused]
+    failed = [*(r for r in records if r.status == "failed" and not _is_gone(r.path)), *refused]
     if failed:
         _write_table(out / FAILURES, [{"slide": r.slide, "path": r.path, "reason": r.reason} for r in failed])
     else:
@@ -154,6 +156,17 @@ def write_tables(out: Path, refused: Iterable[SlideRecord] = ()) -> None:
     ]
     if rows:
         _write_table(out / QUALITY, rows)
+
+
+def _is_gone(slide: str) -> bool:
+    """False for a link that leads nowhere, a folder that cannot be entered, and a record that does not say."""
+    if not slide:
+        return False
+    try:
+        os.lstat(slide)
+    except OSError as error:
+        return isinstance(error, (FileNotFoundError, NotADirectoryError))
+    return False
 
 
 def _write_table(path: Path, rows: list[dict[str, Any]]) -> None:

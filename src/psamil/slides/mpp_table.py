@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
 from pathlib import Path
 
 from psamil.cohort.tables import read_table
 from psamil.errors import DataError
 from psamil.readers import slide_id
+from psamil.slides.resolution import PLAUSIBLE_UM, is_plausible
 
 SLIDE_COLUMNS = ("slide", "slide_id", "filename")
 
@@ -22,9 +25,21 @@ def read_mpp_table(path: str | Path) -> dict[str, float]:
         if slide is None or mpp != mpp:
             continue  # nothing is said about it
         name = slide_id(slide)
-        if not mpp > 0:
-            raise DataError(path, f"slide {slide!r} has {mpp:g} micrometres per pixel", "write a positive number")
+        if not is_plausible(mpp):
+            low, high = PLAUSIBLE_UM
+            remedy = f"write a number from {low:g} to {high:g}, which is not the magnification"
+            raise DataError(path, f"slide {slide!r} has {mpp:g} micrometres per pixel", remedy)
         if found.get(name, mpp) != mpp:
             raise DataError(path, f"slide {slide!r} has both {found[name]:g} and {mpp:g} um", "keep one row of it")
         found[name] = mpp
     return found
+
+
+def unmatched(named: Iterable[str], slides: Iterable[str]) -> list[str]:
+    """Names of a table that are no slide, each with the slide that could be meant, if one is nearly called so."""
+    known = {name.casefold(): name for name in slides}
+    lines = []
+    for name in sorted(set(named) - set(known.values())):
+        near = difflib.get_close_matches(name.casefold(), known, n=1, cutoff=0.8)
+        lines.append(f"{name} (like {known[near[0]]})" if near else name)
+    return lines

@@ -20,6 +20,7 @@ LITTLE_TISSUE_SHARE = 0.005
 MUCH_TISSUE_SHARE = 0.95  # of a slide that is larger than a crop
 CROP_MM2 = 50.0
 MUCH_TAKEN_AWAY = 0.2
+MOST_ENLARGED = 1.1
 
 PANEL_PX = 720  # longer side of each of the two
 LARGEST_PX = 4_000_000  # of an overview: the scanned area can be a small part of it
@@ -64,7 +65,14 @@ def warnings_of(slide: Slide, tissue: Tissue, tiles: Tiles) -> list[str]:
         warnings.append(f"{tissue.pen_share:.0%} of what is not glass looks like pen marks or black borders")
     if tissue.blur_share > MUCH_TAKEN_AWAY:
         warnings.append(f"{tissue.blur_share:.0%} of what is not glass is out of focus")
+    if is_enlarged(tiles.mpp, slide.mpp_px0):
+        warnings.append(f"tiles of {tiles.mpp:.3g} µm per pixel are enlarged: it was scanned at {slide.mpp_px0:.3g} µm")
     return warnings
+
+
+def is_enlarged(tile_mpp: float, mpp_px0: float) -> bool:
+    """Whether tiles are asked for at a resolution that the scan does not have, by more than scanners differ."""
+    return mpp_px0 > MOST_ENLARGED * tile_mpp
 
 
 def qc_picture(slide: Slide, tissue: Tissue, tiles: Tiles, path: str | Path) -> None:

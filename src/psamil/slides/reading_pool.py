@@ -31,6 +31,7 @@ from psamil.slides.tiling import TileGrid
 CHUNKS_PER_WORKER = 2  # asked for and not yet taken: one that is read, and one that waits
 SLIDES_AHEAD = 2  # besides the one that is worked on
 LAST_WORDS_BYTES = 4096
+RETURNED_BYTES = 1 << 20  # what is at least this large goes back to the system once it is not used, where glibc can
 KILLED = -9  # by signal.SIGKILL, which not all systems have
 
 
@@ -51,7 +52,7 @@ class Reader:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
-            env=os.environ | threads,
+            env=os.environ | threads | {"MALLOC_MMAP_THRESHOLD_": str(RETURNED_BYTES)},
         )
 
     def ask(self, *request: Any) -> tuple[str, Any]:

@@ -19,9 +19,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from psamil.errors import DataError, OptionError
+from psamil.errors import DataError
 from psamil.readers.ids import slide_id
-from psamil.slides.resolution import mpp_of
+from psamil.slides.dicom_series import slide_series
+from psamil.slides.resolution import checked_mpp, mpp_of
 from psamil.slides.sources import Source, open_source
 
 SLIDE_SUFFIXES = (
@@ -31,8 +32,8 @@ DICOM_SUFFIXES = (".dcm", ".dicom")
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg")
 
 LEVEL_TOLERANCE = 1.01  # a level this much coarser than asked is used: sizes of levels are rounded
-BAND_PX = 128  # overviews are made in bands of this height, so that memory does not grow with the slide
-BLOCK_PX = 2048  # larger regions are read in blocks of this side, so that memory does not grow with them
+PIECE_PX = (1024, 128)  # width and height of the pieces of overviews, so that memory does not grow with the slide
+BLOCK_PX = 1600  # larger regions are read in blocks of this side, so that memory does not grow with them
 LANCZOS_SUPPORT = 3  # pixels of the result, to each side
 
 
@@ -66,8 +67,11 @@ class Slide:
         kept = self._overview
         if kept is None or kept.shape[0] < height or kept.shape[1] < width:
             across, down = self.size_px0[0] / width, self.size_px0[1] / height
-            bands = [(top, min(BAND_PX, height - top)) for top in range(0, height, BAND_PX)]
-            kept = np.concatenate([self._read(0, top * down, width, rows, across, down) for top, rows in bands])
+            kept = np.empty((height, width, 3), np.uint8)
+            for y in range(0, height, PIECE_PX[1]):
+                for x in range(0, width, PIECE_PX[0]):
+                    piece = kept[y : y + PIECE_PX[1], x : x + PIECE_PX[0]]
+                    piece[:] = self._read(x * across, y * down, piece.shape[1], piece.shape[0], across, down)
         elif kept.shape[:2] != (height, width):
             kept = np.asarray(Image.fromarray(kept).resize((width, height), Image.Resampling.LANCZOS))
         self._overview = kept
@@ -151,33 +155,38 @@ def open_slide(path: str | Path, mpp: float | None = None) -> Slide:
         DataError: for a file that cannot be read, or whose resolution is neither known nor given.
     """
     path = Path(path)
-    if mpp is not None and not (math.isfinite(mpp) and mpp > 0):
-        raise OptionError(f"mpp must be a positive number of micrometres per pixel, got {mpp}")
+    if mpp is not None:
+        mpp = checked_mpp(mpp)
     source = open_source(_series_file(path) if path.is_dir() else path)
     try:
-        return Slide(path, source, mpp_of(source.facts, path) if mpp is None else float(mpp))
+        return Slide(path, source, mpp_of(source.facts, path) if mpp is None else mpp)
     except BaseException:
         source.close()
         raise
 
 
 def _series_file(folder: Path) -> Path:
-    """Any file of a DICOM series stands for the whole of it."""
+    """Any file of a DICOM series stands for the whole of it; of several series, none could stand for the folder."""
     try:
         files = sorted(file for file in folder.iterdir() if file.suffix.lower() in DICOM_SUFFIXES)
     except OSError as error:
         raise DataError(folder, f"cannot be read: {error.strerror}", "check its permissions") from error
     if not files:
         raise DataError(folder, "is a folder without a DICOM series", "name a slide, or a folder of slides")
+    series = {uid for file in files if (uid := slide_series(file)) is not None}
+    if len(series) > 1:
+        some = ", ".join(sorted(series)[:3]) + (" and more" if len(series) > 3 else "")
+        remedy = "give each a folder of its own, whose name is then that of the slide"
+        raise DataError(folder, f"holds {len(series)} DICOM series of slides ({some})", remedy)
     return files[0]
 
 
 def find_slides(path: str | Path) -> list[Path]:
     """The slides below a folder, sorted; for the path of a slide, this one.
 
-    A folder with DICOM files is one slide: a series each. PNG and JPEG files count where there is nothing else, as
-    beside slides they are previews and masks. A folder that cannot be listed is among the results, so that opening it
-    says why, like any other slide that cannot be read.
+    Links to folders are followed, and each folder is looked at once. A folder with DICOM files is one slide: a series
+    each. PNG and JPEG files count where there is nothing else, as beside slides they are previews and masks. A folder
+    that cannot be listed is among the results, so that opening it says why, like any other slide that cannot be read.
 
     Raises:
         DataError: for a path without slides, and for two slides of the same name, whose results would collide.
@@ -193,14 +202,21 @@ def find_slides(path: str | Path) -> list[Path]:
     def unlistable(error: OSError) -> None:
         slides.append(Path(error.filename))
 
-    for folder, folders, files in os.walk(path, onerror=unlistable):
+    seen: set[tuple[int, int]] = set()
+    for folder, folders, files in os.walk(path, onerror=unlistable, followlinks=True):
+        about = os.stat(folder)
+        if (about.st_dev, about.st_ino) in seen:  # by a link, which can lead back to a folder above it
+            folders.clear()
+            continue
+        seen.add((about.st_dev, about.st_ino))
         here = [Path(folder) / file for file in files if not file.startswith(".")]
         if any(file.suffix.lower() in DICOM_SUFFIXES for file in here):
             slides.append(Path(folder))
         slides += [file for file in here if file.suffix.lower() in SLIDE_SUFFIXES]
         images += [file for file in here if file.suffix.lower() in IMAGE_SUFFIXES]
         parts = {file.stem for file in here if file.suffix.lower() == ".mrxs"}  # its data lie in a folder of its name
-        folders[:] = [name for name in folders if name not in parts and not name.startswith(".")]
+        kept = [name for name in folders if name not in parts and not name.startswith(".")]
+        folders[:] = sorted(kept, key=lambda name: (os.path.islink(os.path.join(folder, name)), name))
     found = sorted(slides or images)
     if not found:
         raise DataError(path, "has no slides", f"known are {', '.join((*SLIDE_SUFFIXES, *DICOM_SUFFIXES))}")

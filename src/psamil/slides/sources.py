@@ -7,6 +7,7 @@ are images small enough to be held.
 
 from __future__ import annotations
 
+import functools
 import math
 import warnings
 from collections import OrderedDict
@@ -24,7 +25,9 @@ from psamil.slides.resolution import tiff_facts
 
 TIFF_SUFFIXES = (".tif", ".tiff", ".btf", ".qptiff")
 LARGEST_IMAGE_PX = 80_000_000  # of an image or a segment that has to be decoded as a whole: 240 MB
-CACHE_BYTES = 128 << 20  # decoded segments of a TIFF file
+CACHE_BYTES = 128 << 20  # decoded segments of a TIFF file, whose strips can be as wide as the slide
+OPENSLIDE_CACHE_BYTES = 16 << 20  # the same of OpenSlide: what neighbouring tiles share, for all slides of a process
+UNSPECIFIED, PREMULTIPLIED = 0, 1  # kinds of further samples of a TIFF file; opacity beside whole colours is 2
 CONVERT = "convert it to a tiled pyramidal TIFF, for instance with: vips tiffsave IN OUT --tile --pyramid"
 COPY_AGAIN = "copy or download the file again"
 
@@ -105,6 +108,11 @@ def _import_openslide() -> ModuleType:
     return openslide
 
 
+@functools.cache
+def _openslide_cache() -> Any:
+    return _import_openslide().OpenSlideCache(OPENSLIDE_CACHE_BYTES)
+
+
 def _downsamples(sizes: list[tuple[int, int]]) -> list[float]:
     """How many level-0 pixels a pixel of each level is wide.
 
@@ -122,6 +130,7 @@ class OpenSlideSource:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._slide = slide = _import_openslide().OpenSlide(path)
+        slide.set_cache(_openslide_cache())
         self.level_sizes = [(int(w), int(h)) for w, h in slide.level_dimensions]
         self.downsamples = _downsamples(self.level_sizes)
         self._own_downsamples = [float(d) for d in slide.level_downsamples]
@@ -205,15 +214,14 @@ class TiffSource:
         return x
 
     def _segment(self, level: int, index: int) -> NDArray[np.uint8]:
-        """(rows, columns, 1 or 3) of a strip or tile: colours, without opacity."""
+        """(rows, columns, 1 or 3) of a strip or tile: colours, on white where it is transparent."""
         key = level, index
         if key not in self._cache:
             with _damage_told(self._path):
                 page = self._pages[level]
                 per_plane = len(page.dataoffsets) // (page.samplesperpixel if page.planarconfig == 2 else 1)
                 planes = [self._decode(page, i) for i in range(index, len(page.dataoffsets), per_plane)]
-                segment = np.ascontiguousarray(np.concatenate(planes, axis=-1)[..., :3])
-            self._cache[key] = segment[..., :1] if segment.shape[-1] == 2 else segment
+                self._cache[key] = _opaque(np.concatenate(planes, axis=-1), page)
             self._cached_bytes += self._cache[key].nbytes
             while self._cached_bytes > CACHE_BYTES and len(self._cache) > 1:
                 self._cached_bytes -= self._cache.popitem(last=False)[1].nbytes
@@ -234,6 +242,20 @@ class TiffSource:
 
     def close(self) -> None:
         self._file.close()
+
+
+def _opaque(samples: NDArray[np.uint8], page: Any) -> NDArray[np.uint8]:
+    """Colours on white. Samples beyond them are their opacity if the file says so, and are left out if it does not."""
+    count = samples.shape[-1] - len(page.extrasamples)
+    colours = np.ascontiguousarray(samples[..., :count])
+    kind = int(page.extrasamples[0]) if page.extrasamples else UNSPECIFIED
+    opacity = samples[..., count : count + 1]
+    if kind == UNSPECIFIED or (opacity == 255).all():
+        return colours
+    missing = 255 - opacity.astype(np.uint16)
+    if kind == PREMULTIPLIED:
+        return np.minimum(colours + missing, 255).astype(np.uint8)
+    return ((colours * (255 - missing) + 255 * missing + 127) // 255).astype(np.uint8)
 
 
 class ImageSource:

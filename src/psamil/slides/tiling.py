@@ -20,6 +20,8 @@ from psamil.errors import OptionError
 from psamil.slides.slide import Slide
 from psamil.slides.tissue import Tissue
 
+ROWS_TOGETHER = 8  # of tiles: sums over the whole mask would take eight times as much memory as the mask
+
 
 @dataclass(frozen=True)
 class TileGrid:
@@ -106,13 +108,20 @@ def _tissue_shares(
     height, width = mask.shape
     across, down = width / slide.size_px0[0], height / slide.size_px0[1]  # pixels of the mask per level-0 pixel
     left, right = np.clip(x * across, 0, width), np.clip((x + size) * across, 0, width)
-    top, bottom = np.clip(y * down, 0, height), np.clip((y + size) * down, 0, height)
-    sums = np.zeros((height + 1, width + 1), np.float64)
-    mask.cumsum(0, dtype=np.float64, out=sums[1:, 1:]).cumsum(1, out=sums[1:, 1:])
-    by_row = _interpolated(sums, bottom) - _interpolated(sums, top)  # (rows, width + 1)
-    areas = (_interpolated(by_row.T, right) - _interpolated(by_row.T, left)).T
-    inside = np.outer(bottom - top, right - left)
-    return np.divide(areas, inside, out=np.zeros_like(areas), where=inside > 0)
+    shares = np.zeros((len(y), len(x)))
+    for first in range(0, len(y), ROWS_TOGETHER):
+        rows = y[first : first + ROWS_TOGETHER]
+        top, bottom = np.clip(rows * down, 0, height), np.clip((rows + size) * down, 0, height)
+        above = min(math.floor(top[0]), height - 1)
+        part = mask[above : math.ceil(bottom[-1])]
+        sums = np.zeros((len(part) + 1, width + 1))
+        part.cumsum(0, dtype=np.float64, out=sums[1:, 1:]).cumsum(1, out=sums[1:, 1:])
+        by_row = _interpolated(sums, bottom - above) - _interpolated(sums, top - above)  # (rows, width + 1)
+        areas = (_interpolated(by_row.T, right) - _interpolated(by_row.T, left)).T
+        inside = np.outer(bottom - top, right - left)
+        areas = np.maximum(areas, 0)  # which rounding can be below
+        np.divide(areas, inside, out=shares[first : first + len(rows)], where=inside > 0)
+    return shares
 
 
 def _interpolated(values: NDArray[np.float64], places: NDArray[np.float64]) -> NDArray[np.float64]:
