@@ -20,9 +20,12 @@ import yaml
 from psamil.cli.compare import compare
 from psamil.cli.demo import demo
 from psamil.cli.evaluate import evaluate
+from psamil.cli.explain import explain
 from psamil.cli.extract import extract
 from psamil.cli.inspect import inspect
 from psamil.cli.predict import predict
+from psamil.cli.report import report
+from psamil.cli.serve import serve
 from psamil.cli.train import train
 from psamil.cohort.simulation import simulate
 from psamil.errors import PsamilError
@@ -38,7 +41,10 @@ VERBS: dict[str, Any] = {
     "train": train,
     "evaluate": evaluate,
     "predict": predict,
+    "explain": explain,
     "compare": compare,
+    "report": report,
+    "serve": serve,
     "demo": demo,
 }
 
