@@ -11,6 +11,7 @@ from html import unescape
 import pytest
 
 from psamil.cli import main
+from psamil.cli.demo import SHOWN_PER_CLASS
 from psamil.files import read_json
 from psamil.report.run_report import POLICY
 from psamil.training.settings import TrainingSettings
@@ -95,7 +96,7 @@ def test_report_in_a_browser(report, small, tmp_path):
     command = [browser, *options, profile, "--dump-dom", copy.as_uri()]
     dumped = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
     found = json.loads(unescape(re.search(r'<pre id="found">(.*?)</pre>', dumped, re.DOTALL)[1]))
-    assert len(found["images"]) == 1
+    assert len(found["images"]) == 2 * SHOWN_PER_CLASS  # one for each slide
     assert min(found["images"]) > 500
     assert len(found["drawings"]) >= 6
     assert min(found["drawings"]) > 100

@@ -8,10 +8,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from psamil.errors import MissingExtraError
 from psamil.evaluation.run_comparison import LOWER_IS_BETTER, FinishedRun, RunComparison
 from psamil.files import atomic_write
+from psamil.report.cases import figure_of_cases
 from psamil.report.drawing import Figure
+from psamil.report.examination import Examination
+from psamil.report.examination_figures import cost_rows, examination_figures, faithfulness_rows
 from psamil.report.run_figures import figures_of
 from psamil.report.tables import html_results, html_table, html_tests, marks_of_tests, metric_title
 from psamil.training.class_tasks import ClassificationTask
@@ -34,10 +39,10 @@ p { margin: .4rem 0 .8rem; max-width: 46rem; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .87rem; margin: .4rem 0 .8rem; }
 thead th { border-top: 1.5px solid var(--ink); border-bottom: 1px solid var(--ink); vertical-align: bottom; }
 tbody tr:last-child > * { border-bottom: 1.5px solid var(--ink); }
-th, td { padding: .35rem .55rem; text-align: center; }
+th, td { padding: .35rem .5rem; text-align: center; }
 td { white-space: nowrap; }
 thead th:first-child, tbody th { text-align: left; padding-left: .2rem; }
-tbody th { font-weight: 600; overflow-wrap: anywhere; min-width: 7rem; }
+tbody th { font-weight: 600; overflow-wrap: anywhere; min-width: 6rem; }
 tbody th, .tests td:nth-child(2), .tests th:nth-child(2) { text-align: left; }
 td small { color: var(--soft); }
 .facts th, .facts td { text-align: left; white-space: normal; overflow-wrap: anywhere; }
@@ -48,8 +53,12 @@ figure svg, figure img { max-width: 100%; height: auto; display: block; }
 figcaption { width: 0; min-width: 100%; margin-top: .3rem; } /* as wide as the picture, not wider */
 @media print {
   body { max-width: none; padding: 0; font-size: 10pt; }
-  h2 { break-after: avoid; }
-  figure, table { break-inside: avoid; }
+  h2, h3 { break-after: avoid; }
+  table, figure img { break-inside: avoid; }
+  .figures { display: block; } /* flex lines do not break well over pages */
+  figure { display: inline-block; vertical-align: top; margin: 0 1rem 1rem 0; }
+  figure:has(img) { display: block; }
+  figure img { max-height: 74mm; width: auto; } /* three to a page */
   .table { overflow: visible; }
   table { font-size: 7.5pt; }
   th, td { padding: .2rem .35rem; }
@@ -66,6 +75,7 @@ def write_report(
     notes: Sequence[str] = (),
     planted_steps: tuple[float, float] | None = None,
     pictures: Sequence[Figure] = (),
+    examination: Examination | None = None,
 ) -> None:
     """Writes the page. Without matplotlib it has no figures, and says so.
 
@@ -76,27 +86,37 @@ def write_report(
         notes: sentences that stand under the heading.
         planted_steps: see :func:`psamil.report.run_figures.figures_of`.
         pictures: of slides, from :func:`psamil.report.heat_maps.heat_maps`.
+        examination: what was seen with features at hand, from :func:`psamil.report.examination.examine`.
     """
+    seen = examination or Examination()
+    of_heads: list[Figure] = []
     missing = ""
     try:
         figures = figures_of(comparison.runs, planted_steps=planted_steps)
+        if seen.pictures:
+            pictures = [*pictures, figure_of_cases(seen.pictures, comparison.runs[0].name)]
+        of_heads = examination_figures(seen.runs)
     except MissingExtraError as error:
         figures, missing = [], str(error)
     names = [run.name for run in comparison.runs]
     heading = title or (" · ".join(names) if len(names) <= MOST_NAMED else f"{len(names)} runs")
-    text = "\n".join(_page(comparison, figures, pictures, heading, notes, missing)) + "\n"
+    body = [
+        *_results(comparison),
+        *_section("Slides", pictures),
+        *_notes(seen.left_out),
+        *_notes([missing] if missing else []),
+        *_section("Curves", figures),
+        *_section("Heads and tile scores", of_heads),
+        *_faithfulness(seen),
+        *_cost(seen),
+        *_protocols(comparison),
+    ]
+    text = "\n".join(_page(heading, notes, body)) + "\n"
     with atomic_write(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
-def _page(
-    comparison: RunComparison,
-    figures: Sequence[Figure],
-    pictures: Sequence[Figure],
-    heading: str,
-    notes: Sequence[str],
-    missing: str,
-) -> Iterator[str]:
+def _page(heading: str, notes: Sequence[str], body: Sequence[str]) -> Iterator[str]:
     title = html.escape(heading)
     yield "<!doctype html>"
     yield f'<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{title}</title>'
@@ -105,22 +125,61 @@ def _page(
     yield f"<style>{CSS}</style>\n</head>\n<body>\n<h1>{title}</h1>"
     for note in notes:
         yield f'<p class="lead">{html.escape(note)}</p>'
+    yield from body
+    yield "</body>\n</html>"
+
+
+def _results(comparison: RunComparison) -> Iterator[str]:
     yield "<h2>Results</h2>"
     yield html_results(comparison, comparison.metric_names)
-    yield f'<p class="note">{html.escape(_how_to_read(comparison))}</p>'
+    yield from _notes([_how_to_read(comparison)])
     yield from _tests(comparison)
     yield from _localisation(comparison)
-    yield from _section("Slides", pictures)
-    if missing:
-        yield f'<p class="note">{html.escape(missing)}</p>'
-    yield from _section("Curves", figures)
+
+
+def _protocols(comparison: RunComparison) -> Iterator[str]:
     yield "<h2>Data and protocol</h2>"
     yield _facts(_protocol(comparison))
     yield "<h2>Settings</h2>"
     yield _settings(comparison.runs)
     yield "<h2>Versions</h2>"
     yield _versions(comparison.runs)
-    yield "</body>\n</html>"
+
+
+def _notes(sentences: Sequence[str]) -> Iterator[str]:
+    for sentence in sentences:
+        yield f'<p class="note">{html.escape(sentence)}</p>'
+
+
+def _faithfulness(seen: Examination) -> Iterator[str]:
+    head, rows = faithfulness_rows(seen.runs)
+    if not rows:
+        return
+    yield html_table(head, rows)
+    yield from _notes(
+        [
+            "Area between the curves of random tiles and of the highest scores, up to 40% of the tiles: mean over test "
+            "slides (smallest to largest). Near 0, a map tells no more than chance what the prediction rests on. It "
+            "says nothing about whether the prediction is right."
+        ]
+    )
+
+
+def _cost(seen: Examination) -> Iterator[str]:
+    head, rows = cost_rows(seen.runs)
+    if not rows:
+        return
+    yield "<h2>Cost</h2>"
+    yield html_table(head, rows)
+    yield from _notes(
+        [
+            "One prediction from features in memory, on some test slides of each fold. FLOPs are those of matrix "
+            "products and attention, as torch counts them: a multiplication and an addition are two. Posterior "
+            "attention counts pairs of tiles within its radius, and computes more in blocks. Times are of single "
+            f"predictions on the machine that wrote this page, with {torch.get_num_threads()} of its threads, and "
+            "change with what else it does: they are no benchmark."
+        ]
+    )
 
 
 def _section(heading: str, figures: Sequence[Figure]) -> Iterator[str]:
@@ -182,8 +241,7 @@ def _localisation(comparison: RunComparison) -> Iterator[str]:
         "false-positive tiles per slide; area under it up to 8. Lesion FROC: the same for groups of touching labelled "
         "tiles, found by local maxima of the score.</p>"
     )
-    for sentence in comparison.unlabelled:
-        yield f'<p class="note">{html.escape(sentence)}</p>'
+    yield from _notes(comparison.unlabelled)
 
 
 def _protocol(comparison: RunComparison) -> list[tuple[str, str]]:
