@@ -5,8 +5,9 @@
 
 How it is measured:
 
-- A run of psa with 8 heads is trained for one epoch on small slides; `psamil serve` shows it, with the large slide
-  among its features. Nothing is made up in between: the server computes the explanation of the large slide.
+- A run of psa with 8 heads that look 2.5 steps far is trained for one epoch on small slides; `psamil serve` shows it,
+  with the large slide among its features. Nothing is made up in between: the server computes the explanation of the
+  large slide. Its time grows with the square of the radius; what is measured in the browser does not depend on it.
 - Server: seconds until the overlay is there for the first time, and from memory.
 - First draw: from the begin of the navigation to the frame after the tiles are drawn, with the overlay in the memory
   of the server. It contains loading the page and the run, and transferring and decoding the overlay.

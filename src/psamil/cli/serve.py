@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import ipaddress
+import os
 import secrets
 import socket
+import sys
 import threading
 import webbrowser
 from pathlib import Path
@@ -49,7 +51,7 @@ def serve(
     try:
         import uvicorn
 
-        from psamil.serve.app import app_of
+        from psamil.serve.app import MODELS, PICTURES, app_of
     except ImportError as error:
         raise MissingExtraError("starlette and uvicorn", "serve", "the viewer") from error
 
@@ -85,6 +87,10 @@ def serve(
             uvicorn.Server(config).run(sockets=[listening])
         except KeyboardInterrupt:  # which the server passes on, once it has ended
             console.print("viewer: ended")
+    if any(thread.name.startswith((MODELS, PICTURES)) for thread in threading.enumerate()):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)  # a model cannot be stopped in the middle of a slide, and has nothing to lose
     return 0
 
 

@@ -48,6 +48,7 @@ from psamil.serve.study import StudiedRun, StudiedSlide, Study
 
 STATIC = Path(__file__).with_name("static")
 STATIC_ENDINGS = (".html", ".js", ".css", ".svg", ".png", ".txt")
+MODELS, PICTURES = "models of the viewer", "pictures of the viewer"  # names of threads
 PICTURE_THREADS = 4
 OVERLAY_CACHE_BYTES = 64 << 20
 WHOLE_NUMBER = re.compile(r"0|[1-9][0-9]{0,8}")
@@ -117,15 +118,15 @@ class Viewer:
         self._study = study
         self._pictures = Pictures()
         self._explainer = Explainer(study, self._pictures)
-        self._models = ThreadPoolExecutor(1, "models")
-        self._readers = ThreadPoolExecutor(PICTURE_THREADS, "pictures")
+        self._models = ThreadPoolExecutor(1, MODELS)
+        self._readers = ThreadPoolExecutor(PICTURE_THREADS, PICTURES)
         self._free_readers = asyncio.Semaphore(PICTURE_THREADS)
         self._overlays: ByteCache[bytes] = ByteCache(OVERLAY_CACHE_BYTES, len)
         self._files = {path.name: path for path in sorted(STATIC.iterdir()) if path.suffix in STATIC_ENDINGS}
 
     def close(self) -> None:
         for pool in (self._models, self._readers):
-            pool.shutdown(cancel_futures=True)
+            pool.shutdown(wait=False, cancel_futures=True)
         self._pictures.close()
 
     async def page(self, request: Request) -> Response:
