@@ -21,6 +21,7 @@ from psamil.cli.compare import compare
 from psamil.cli.demo import demo
 from psamil.cli.evaluate import evaluate
 from psamil.cli.explain import explain
+from psamil.cli.export import export
 from psamil.cli.extract import extract
 from psamil.cli.inspect import inspect
 from psamil.cli.predict import predict
@@ -45,6 +46,7 @@ VERBS: dict[str, Any] = {
     "compare": compare,
     "report": report,
     "serve": serve,
+    "export": export,
     "demo": demo,
 }
 

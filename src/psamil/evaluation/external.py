@@ -21,6 +21,7 @@ from psamil.cohort import BagCache, Cohort, Sample, Splits
 from psamil.cohort.tables import quoted
 from psamil.errors import DataError, OptionError, one_of
 from psamil.evaluation.experiment import write_table
+from psamil.evaluation.exported import read_config
 from psamil.evaluation.fold_localisation import (
     TILE_SCORES_FILE,
     ScoredPart,
@@ -30,7 +31,7 @@ from psamil.evaluation.fold_localisation import (
     threshold_of_tiles,
 )
 from psamil.evaluation.intervals import Interval, bootstrap_interval
-from psamil.evaluation.predictor import Prediction, Predictor
+from psamil.evaluation.predictor import Member, Prediction, Predictor
 from psamil.evaluation.resampling import Statistic, auc_statistic, concordance_statistic, statistic_of_rows
 from psamil.evaluation.run_folder import DATA, METRICS_FILE, PREDICTIONS_FILE, SPLITS_FILE, data_of
 from psamil.evaluation.scores import by_patient, score, truth
@@ -176,9 +177,9 @@ def find_overlap(predictor: Predictor, cohort: Cohort) -> Overlap:
     samples: set[str] = set()
     patients: set[str] = set()
     strangers = without_patient = 0
-    for path in {member.path.resolve().parent.parent for member in predictor.members}:
+    for path in {_fold_of(member) for member in predictor.members}:
         run = _run_of_fold(path)
-        if run is None:
+        if run is None or not (run / SPLITS_FILE).exists():
             strangers += 1
             continue
         fold = Splits.load(run / SPLITS_FILE)[int(path.name)]
@@ -188,7 +189,7 @@ def find_overlap(predictor: Predictor, cohort: Cohort) -> Overlap:
         without_patient += sum(id not in patient_of for id in fold.train + fold.val)
     seen = [s for s in cohort.samples if _was_seen(s, samples, patients)]
     reasons = [
-        "a model lies outside of its run directory, so its training data are not known" if strangers else "",
+        "the training data of a model are not known, as it was exported or taken out of its run" if strangers else "",
         f"patients of {without_patient} training samples are not known" if without_patient else "",
     ]
     whose = sorted({sample.patient for sample in seen})
@@ -196,14 +197,21 @@ def find_overlap(predictor: Predictor, cohort: Cohort) -> Overlap:
 
 
 def origin(predictor: Predictor) -> dict[str, dict[str, Any]]:
-    """What the run directory of the models says about its data; nothing for a model that was moved elsewhere."""
-    run = _run_of_fold(predictor.members[0].path.resolve().parent.parent)
+    """What the run directory, or the exported folder, of the models says; nothing for a model that was moved."""
+    run = _run_of_fold(_fold_of(predictor.members[0]))
     return {name: {} for name in DATA} if run is None else data_of(run)
+
+
+def _fold_of(member: Member) -> Path:
+    """Its folder. A file may be a link to a model of a run, or, in the cache of the hub, to a file without a place."""
+    beside, linked = member.path.parent.resolve().parent, member.path.resolve().parent.parent
+    return linked if _run_of_fold(beside) is None else beside
 
 
 def _run_of_fold(folder: Path) -> Path | None:
     run = folder.parent.parent
-    return run if folder.parent.name == "folds" and (run / SPLITS_FILE).exists() else None
+    is_run = (run / SPLITS_FILE).exists() or read_config(run) is not None
+    return run if folder.parent.name == "folds" and is_run else None
 
 
 def _was_seen(sample: Sample, samples: set[str], patients: set[str]) -> bool:

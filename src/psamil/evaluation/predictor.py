@@ -23,7 +23,9 @@ from torch import Tensor
 
 from psamil.bag import Bag, PackedBags
 from psamil.errors import DataError, OptionError
-from psamil.evaluation.run_folder import METRICS_FILE
+from psamil.evaluation.exported import check_models, read_config
+from psamil.evaluation.hub import local_folder
+from psamil.evaluation.run_folder import METRICS_FILE, RUN_FILE
 from psamil.files import read_json
 from psamil.spatial import Layout
 from psamil.training.class_tasks import ClassificationTask, MultiLabelTask
@@ -220,13 +222,16 @@ class Predictor:
 def load(path: str | Path, *, device: str = "cpu") -> Predictor:
     """The models of a run directory, of one of its folds (``run/folds/0``), or of one file ``model.safetensors``.
 
-    Of a run that is not finished, the models that are. Loading runs no code of the files.
+    Of a run that is not finished, the models that are. Loading runs no code of the files. Exported models are taken in
+    the same way, and refused if they are not as they were written.
 
     Args:
-        path: of the run, the fold or the file.
+        path: of the run, the fold or the file; ``hf://owner/name`` for exported models on the Hugging Face hub.
         device: where to compute, as torch names it.
     """
-    return Predictor([Member.load(file) for file in _model_files(Path(path))], device)
+    files = _model_files(local_folder(path))
+    check_models(files)
+    return Predictor([Member.load(file) for file in files], device)
 
 
 def _model_files(path: Path) -> list[Path]:
@@ -239,6 +244,9 @@ def _model_files(path: Path) -> list[Path]:
     jobs = [file.parent for pattern in ("seed-*", "folds/*/seed-*") for file in path.glob(f"{pattern}/{METRICS_FILE}")]
     if not jobs:
         raise DataError(path, "has no finished model", "name a run directory, or go on with psamil train")
+    if (path / "folds").is_dir() and not (path / RUN_FILE).is_file() and read_config(path) is None:
+        cause = "has models, but neither the run.json of a run nor the config.json of exported models"
+        raise DataError(path, cause, "copy the whole folder again, or name a single model.safetensors")
     return [job / MODEL_FILE for job in sorted(jobs)]
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from psamil.errors import DataError
+from psamil.evaluation.exported import read_config
 from psamil.files import read_json
 
 RUN_FILE, SPLITS_FILE, SUMMARY_FILE = "run.json", "splits.json", "summary.json"
@@ -28,8 +29,11 @@ def job_folder(run: Path, fold: int, seed: int) -> Path:
 
 
 def read_run(run: Path) -> dict[str, Any]:
-    """What ``run.json`` says. DataError for a folder that is no run."""
+    """What ``run.json`` says, or ``config.json`` of exported models. DataError for a folder that is no run."""
     if not (run / RUN_FILE).is_file():
+        exported = read_config(run)
+        if exported is not None:
+            return exported
         raise DataError(run, "is no run directory (it has no run.json)", "give one that psamil train has written")
     about: dict[str, Any] = read_json(run / RUN_FILE)
     return about
