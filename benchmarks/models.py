@@ -14,14 +14,12 @@ is measured:
   torchmil the adjacency) is preparation, timed apart.
 - Time is CPU time of the process; all models of one size take turns in it. The first call is not counted, unless slow.
 - Memory is measured in a fresh process per cell: the peak of preparation and one step, over features and weights, once
-  with what libraries load on first use (some tens of MB), once again without it, and once more as the largest sum of
-  the tensors that are held at one time. The peaks contain what the allocator of the system keeps of freed memory, which
-  differs between processes by a factor of up to three; the sum of the tensors is the same in every run.
+  with what libraries load on first use (some tens of MB) and once again without it.
 - Models with dense attention are left out where one step is expected to take more than ``HOPELESS_S``, from the time of
   the next smaller size.
 - torchmil's models have their own default sizes, after our embedding where ours has one (to 512 numbers). They get a
   sparse adjacency, as its own data sets make it. What they compute is similar, not the same. One claim is checked, at
-  ``CLAIMED_TILES`` tiles, of the first peak and of the tensors: ours need less memory, by ``LEAST_MEMORY_RATIO``.
+  ``CLAIMED_TILES`` tiles: ours need less memory, by ``LEAST_MEMORY_RATIO``.
 """
 
 import argparse
@@ -39,7 +37,7 @@ import torch
 from attention import Job, cpu_name, progress, take_turns
 from contenders import Slide
 from loading import claim
-from memory import live_bytes, peak_bytes
+from memory import peak_bytes
 from torch import Tensor, nn
 
 from psamil import Bag, PackedBags, list_models
@@ -150,7 +148,6 @@ class Row:
     rounds: int | None = None
     peak_bytes: int | None = None  # over baseline, preparation and first step of a process
     second_peak_bytes: int | None = None  # the same once more, with all libraries loaded
-    live_bytes: int | None = None  # of tensors held at one time, over baseline
 
 
 def time_size(n: int, contenders: Sequence[str], smaller: Sequence[Row]) -> list[Row]:
@@ -198,7 +195,7 @@ def measure_memory(rows: Sequence[Row], torchmil: Path | None) -> None:
             command += ["--torchmil", str(torchmil)] if torchmil else []
             done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
             if done.returncode == 0:
-                row.peak_bytes, row.second_peak_bytes, row.live_bytes = map(int, done.stdout.split())
+                row.peak_bytes, row.second_peak_bytes = map(int, done.stdout.split())
             else:
                 row.skipped = f"ended with code {done.returncode}, as for want of memory"
 
@@ -211,47 +208,39 @@ def print_peaks(contender: str, n: int) -> None:
         made.prepare()
         made.step()
 
-    for measure in (peak_bytes, peak_bytes, live_bytes):
-        print(measure(partial(once, trainee(contender, bag))))
+    for _ in range(2):
+        print(peak_bytes(partial(once, trainee(contender, bag))))
 
 
 def format_table(rows: Sequence[Row]) -> str:
-    columns = "{:>7}  {:<24}{:>12}{:>11}{:>12}{:>11}{:>8}{:>9}{:>9}{:>9}"
+    columns = "{:>7}  {:<24}{:>12}{:>11}{:>12}{:>11}{:>8}{:>9}{:>9}"
     lines = [
         f"One training step on one slide of {DIM}-d tiles, float32, one thread. Times in ms of CPU time.",
         "peak: MB over baseline, preparation included, in a fresh process; again: once more in that process.",
-        "tensors: MB over baseline of all tensors that are held at one time, without what the allocator keeps.",
         "",
-        columns.format("n", "model", "parameters", "prepare", "step", "min", "rounds", "peak", "again", "tensors"),
+        columns.format("n", "model", "parameters", "prepare", "step", "min", "rounds", "peak", "again"),
     ]
     for before, row in zip([rows[0], *rows], rows, strict=False):
         if row.n != before.n:
             lines.append("")
         start = (f"{row.n:,}", row.contender, f"{row.parameters:,}")
         if row.skipped is not None:
-            lines.append(columns.format(*start, *["–"] * 7) + f"  {row.skipped}")
+            lines.append(columns.format(*start, *["–"] * 6) + f"  {row.skipped}")
             continue
         times = [f"{1e3 * (seconds or 0):.1f}" for seconds in (row.prepare_s, row.step_s, row.minimum_s)]
-        memory = (row.peak_bytes, row.second_peak_bytes, row.live_bytes)
-        shown = ["–" if measured is None else f"{measured / 1e6:.0f}" for measured in memory]
-        lines.append(columns.format(*start, *times, row.rounds, *shown))
+        peaks = ["–" if peak is None else f"{peak / 1e6:.0f}" for peak in (row.peak_bytes, row.second_peak_bytes)]
+        lines.append(columns.format(*start, *times, row.rounds, *peaks))
     return "\n".join(lines)
 
 
 def requirements(rows: Sequence[Row]) -> list[dict[str, object]]:
     """Of every model of torchmil that was measured, how much more memory it takes than ours."""
-    claimed = {row.contender: row for row in rows if row.n == CLAIMED_TILES}
+    peaks = {row.contender: row.peak_bytes for row in rows if row.n == CLAIMED_TILES}
     found = []
     for name in TORCHMIL:
-        ours, theirs = claimed.get(name), claimed.get(THEIRS + name)
-        if ours is None or theirs is None:
-            continue
-        for what, mine, other in (
-            ("memory", ours.peak_bytes, theirs.peak_bytes),
-            ("memory in tensors", ours.live_bytes, theirs.live_bytes),
-        ):
-            if mine and other:
-                found.append(claim(f"times less {what}, {name}", other / mine, ">=", LEAST_MEMORY_RATIO))
+        ours, theirs = peaks.get(name), peaks.get(THEIRS + name)
+        if ours and theirs:
+            found.append(claim(f"times less memory, {name}", theirs / ours, ">=", LEAST_MEMORY_RATIO))
     return found
 
 

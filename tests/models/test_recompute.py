@@ -30,8 +30,8 @@ def test_rows_and_sums_of_rows(n: int) -> None:
         return rows(x, weights).sum(0)
 
     for actual, expected in (
-        (by_rows(rows, x, weights, learned=list(layer.parameters())), rows(x, weights)),
-        (sum_by_rows(total, x, weights, learned=list(layer.parameters())), total(x, weights)),
+        (by_rows(rows, x, weights), rows(x, weights)),
+        (sum_by_rows(total, x, weights), total(x, weights)),
     ):
         torch.testing.assert_close(actual, expected)
         inputs = (x, weights, *layer.parameters())
@@ -50,45 +50,6 @@ def test_dropout_is_drawn_once() -> None:
     assert torch.equal(torch.get_rng_state(), state)
     assert 0 < (out == 0).sum() < out.numel()
     torch.testing.assert_close(gradient, torch.where(out == 0, 0, 8 * x.detach()))  # (2 x)^2 where it is kept
-
-
-def test_parameters_of_modules_and_their_methods() -> None:
-    layer, x = nn.Linear(5, 2), torch.randn(11, 5)
-    for function in (layer, layer.forward):
-        gradients = torch.autograd.grad(by_rows(function, x).square().sum(), list(layer.parameters()))
-        expected = torch.autograd.grad(layer(x).square().sum(), list(layer.parameters()))
-        torch.testing.assert_close(gradients, expected)
-
-
-def test_rows_inside_what_is_recomputed_and_of_computed_weights() -> None:
-    x, root = (torch.randn(*shape, dtype=torch.float64, requires_grad=True) for shape in ((11, 3), (3, 2)))
-
-    def squares(x: Tensor) -> Tensor:
-        weights = root.exp()
-        return by_rows(lambda x: (x @ weights).square(), x, learned=[weights])
-
-    out, expected = recomputed(squares, x), (x @ root.exp()).square()
-    torch.testing.assert_close(out, expected)
-    gradients = [torch.autograd.grad(y.sum(), (x, root)) for y in (out, expected)]
-    torch.testing.assert_close(*gradients)
-
-
-@pytest.mark.parametrize("backward_inside", [False, True])
-def test_autocast(backward_inside: bool) -> None:
-    """Both passes in bfloat16, and weights that are used again keep their gradients."""
-    torch.manual_seed(0)
-    layer, x = nn.Linear(5, 3), torch.randn(11, 5)
-    with torch.autocast("cpu", torch.bfloat16):
-        out = by_rows(layer, x)
-        loss = (out + layer(x)).float().square().sum()
-        if backward_inside:
-            loss.backward()
-    if not backward_inside:
-        loss.backward()
-    assert out.dtype == torch.bfloat16
-    expected = torch.autograd.grad((2 * layer(x)).square().sum(), list(layer.parameters()))
-    found = [parameter.grad for parameter in layer.parameters()]
-    torch.testing.assert_close(found, list(expected), rtol=0.03, atol=0.3)
 
 
 def test_what_lies_between_is_not_kept() -> None:

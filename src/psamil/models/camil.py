@@ -12,8 +12,7 @@ authors have it), N(i) the tiles around it on its slide, and n tiles in the bag:
     z = sum_i softmax_i(a_i) m_i,    a_i = w . (tanh(V t_i) * sigmoid(U t_i)),    logits = C z + c
 
 The score of a tile is a_i. A bag without tiles gets the logits c. For m landmarks, time is O(n m width) and memory
-O(n width): neighbours are a list of edges, along which keys are summed before they meet the query. A training step
-keeps X and T; all else is computed again.
+O(n width): neighbours are a list of edges, along which keys are summed before they meet the query.
 
 The weights softmax_i(w) sum to 1 over the bag, so that l_i fades as 1 / n: in a large bag m_i is close to t_i / 2.
 
@@ -35,7 +34,6 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
 
 from psamil.bag import PackedBags
 from psamil.errors import OptionError
@@ -49,8 +47,6 @@ from psamil.models.segments import segment_softmax, segment_sum
 from psamil.models.tiles import GatedScore
 
 NEIGHBOUR_RADIUS_STEPS = 1.5
-DIMS_AT_ONCE = 64
-"""Of the d_a dimensions of queries and keys, how many are held at the same time."""
 
 
 class CAMIL(nn.Module):
@@ -95,13 +91,11 @@ class CAMIL(nn.Module):
 
     def forward(self, batch: PackedBags) -> ModelOutput:
         x = self.embed(batch, self.head.weight.dtype)
-        contexts = [self.context(tiles) for tiles in batch.split(x)]
-        t = x + (contexts[0] if len(contexts) == 1 else torch.cat(contexts))
-        del contexts
+        t = x + torch.cat([self.context(tiles) for tiles in batch.split(x)])
         bag, bags = batch.bag_of_tile, len(batch)
         adjacency = Adjacency.of(batch, NEIGHBOUR_RADIUS_STEPS)
         similarity = feature_similarity(batch.features.detach(), adjacency)
-        weights = segment_softmax(self.neighbour_scores(t, adjacency, *similarity), bag, bags)
+        weights = segment_softmax(recomputed(self.neighbour_scores, t, adjacency, *similarity), bag, bags)
         scores = by_rows(self.score, t).squeeze(-1)
 
         def pooled(t: Tensor, weights: Tensor, shares: Tensor, bag: Tensor) -> Tensor:
@@ -109,21 +103,14 @@ class CAMIL(nn.Module):
             gate = local.sigmoid()
             return segment_sum(shares[:, None] * (gate * local + (1 - gate) * t), bag, bags)
 
-        shares = segment_softmax(scores, bag, bags)
-        z = sum_by_rows(pooled, t, weights, shares, bag, learned=[self.value.weight])
+        z = sum_by_rows(pooled, t, weights, segment_softmax(scores, bag, bags), bag)
         return ModelOutput(logits=self.head(z.to(self.head.weight.dtype)), tile_scores=scores)
 
     def neighbour_scores(self, t: Tensor, adjacency: Adjacency, of_pair: Tensor, of_itself: Tensor) -> Tensor:
         """(n,) w_i: how much the neighbours of tile i are like it, which the authors draw as a second map."""
-
-        def part(t: Tensor, of_query: Tensor, of_key: Tensor) -> Tensor:
-            query, key = linear(t, torch.cat((of_query, of_key))).chunk(2, 1)
-            around = adjacency.sum(key, of_pair) + of_itself[:, None] * key
-            return (query * around).sum(1)
-
-        of_parts = zip(self.query.weight.split(DIMS_AT_ONCE), self.key.weight.split(DIMS_AT_ONCE), strict=True)
-        total: Tensor = sum(recomputed(part, t, *weights) for weights in of_parts)
-        return total / math.sqrt(len(self.query.weight))
+        query, key = self.query(t), self.key(t)
+        around = adjacency.sum(key, of_pair) + of_itself[:, None] * key
+        return (query * around).sum(1) / math.sqrt(query.shape[1])
 
 
 def feature_similarity(features: Tensor, adjacency: Adjacency) -> tuple[Tensor, Tensor]:

@@ -11,8 +11,8 @@ where the pseudo-inverse A^+ is iterated from Z_0 = A^T / (largest column sum * 
 
 Rows of zeros are put in front so that the length is a multiple of m; they are attended to. As q and k are linear in the
 tokens, landmarks are those of means of tokens. The products with F and B are fused attention with few keys or few
-queries: O(n m d) time, and O(n) memory. Heads are done in turn, and done again in the backward pass, and so are their
-shares of the output, which add up: what is kept is the tokens.
+queries: O(n m d) time, and O(n) memory. Heads are done in turn, and done again in the backward pass: what is kept is as
+large as tokens and output.
 
 Xiong, Zeng, Chakraborty, Tan, Fung, Li, Singh: Nystromformer: A Nystrom-Based Algorithm for Approximating
 Self-Attention. AAAI 2021.
@@ -38,17 +38,16 @@ ORDER_MATTERS = "landmarks are means of consecutive tiles, and values are smooth
 
 
 def pseudo_inverse(A: Tensor, iterations: int = 6) -> Tensor:
-    """A^+ of matrices (k, m, m) without negative entries, iterated; exact only as ``iterations`` grows."""
-    size = A.sum(-1).amax() * A.sum(-2).amax()
-    return torch.stack([recomputed(_iterated_inverse, matrix, size, iterations) for matrix in A])
+    """A^+ of matrices (..., m, m) without negative entries, iterated; exact only as ``iterations`` grows."""
+    Z = A.mT / (A.sum(-1).amax() * A.sum(-2).amax())
+    identity = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
 
-
-def _iterated_inverse(A: Tensor, size: Tensor, iterations: int) -> Tensor:
-    """(m, m) from Z_0 = A^T / size."""
-    Z, identity = A.T / size, torch.eye(len(A), dtype=A.dtype, device=A.device)
-    for _ in range(iterations):
+    def better(Z: Tensor) -> Tensor:
         AZ = A @ Z
-        Z = Z @ (13 * identity - AZ @ (15 * identity - AZ @ (7 * identity - AZ))) / 4
+        return Z @ (13 * identity - AZ @ (15 * identity - AZ @ (7 * identity - AZ))) / 4
+
+    for _ in range(iterations):
+        Z = recomputed(better, Z)
     return Z
 
 
@@ -122,14 +121,10 @@ class NystromAttention(nn.Module):
             A = (q_landmark.to(x.dtype) @ k_landmark.to(x.dtype).mT).softmax(-1)
             inverse = pseudo_inverse(A, self.iterations)
         per_head = weight.transpose(0, 1), q_landmark, k_landmark, inverse, self.conv.weight
-        project = self.project.weight.split(HEADS_AT_ONCE * self.head_dim, dim=1)
-        out: Tensor | None = None
-        for *part, mix in zip(*(t.split(HEADS_AT_ONCE) for t in per_head), project, strict=True):
-            added = recomputed(self._heads, x, padding, *part, mix)
-            out = added if out is None else out.add_(added)
-        assert out is not None  # there is at least one head
+        parts = zip(*(t.split(HEADS_AT_ONCE) for t in per_head), strict=True)
+        out = torch.cat([recomputed(self._heads, x, padding, *part) for part in parts], 1)
         weights = None if row is None else self._row(x, row, padding, weight, q_landmark, k_landmark, inverse)
-        return self.dropout(out + self.project.bias.to(out.dtype)), weights
+        return self.dropout(self.project(out)), weights
 
     @staticmethod
     def _project(x: Tensor, weight: Tensor) -> Tensor:
@@ -145,9 +140,8 @@ class NystromAttention(nn.Module):
         k_landmark: Tensor,
         inverse: Tensor,
         conv: Tensor,
-        mix: Tensor,
     ) -> Tensor:
-        """(n, width): what some heads add to the output; ``weight`` is (heads, 3, d, width), of q, k and v."""
+        """(n, heads d) of some heads; ``weight`` is (heads, 3, d, width), of q, k and v."""
         q, k, v = self._project(x, weight.flatten(0, 1)).unflatten(0, (-1, 3)).unbind(1)  # (heads, n, d)
         smooth = convolved(v, conv.flatten(1))
         k, v = (pad(t, (0, 0, padding, 0))[None] for t in (k, v))
@@ -155,7 +149,7 @@ class NystromAttention(nn.Module):
         out = scaled_dot_product_attention(
             q[None], k_landmark[None], (inverse @ Bv)[None], scale=1 / math.sqrt(self.head_dim)
         )
-        return linear((out[0] + smooth).transpose(0, 1).flatten(1), mix)
+        return (out[0] + smooth).transpose(0, 1).flatten(1)
 
     @torch.no_grad()
     def _row(

@@ -22,6 +22,7 @@ Castro-Macias, Morales-Alvarez, Wu, Molina, Katsaggelos: Sm: enhanced localizati
 medical imaging classification. NeurIPS 2024.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -37,7 +38,7 @@ from psamil.models.pooling import PoolingModel
 from psamil.models.recompute import by_rows, recomputed, sum_by_rows
 from psamil.models.registry import register_model
 from psamil.models.segments import segment_softmax, segment_sum
-from psamil.models.smoothing import COLUMNS_AT_ONCE, Smooth
+from psamil.models.smoothing import Smooth
 from psamil.models.tiles import tile_features
 from psamil.models.transformer import SelfAttention, TransformerBlock
 
@@ -60,13 +61,21 @@ class SmoothedPooling(nn.Module):
         if spectral_norm and where != "late":
             normalised(self.score)
 
-    def forward(self, embed: nn.Module, x: Tensor, batch: PackedBags, adjacency: Adjacency) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, embed: Callable[[Tensor], Tensor], x: Tensor, batch: PackedBags, adjacency: Adjacency
+    ) -> tuple[Tensor, Tensor]:
         """z (b, width) and a (n,) of tiles H = embed(x), which is done anew wherever H is needed."""
         bag, bags = batch.bag_of_tile, len(batch)
-        learned, projection = list(embed.parameters()), self.project.weight  # normalised once
-        hidden = by_rows(lambda x: linear(embed(x), projection), x, learned=[*learned, projection])
-        columns = (t.split(COLUMNS_AT_ONCE, -1) for t in (hidden, self.project.bias, self.score.weight))
-        scores = sum(recomputed(self._scores, *of_columns, adjacency) for of_columns in zip(*columns, strict=True))
+        projection, bias = self.project.weight, self.project.bias  # normalised once
+        hidden = by_rows(lambda x: linear(embed(x), projection), x)
+        if self.where == "early":
+            hidden = self.smooth(hidden, adjacency) + bias
+        elif self.where == "mid":
+            hidden = self.smooth(hidden + bias, adjacency)
+        else:
+            hidden = hidden + bias
+        weight = self.score.weight
+        scores = recomputed(lambda hidden: linear(hidden.to(weight.dtype).tanh(), weight), hidden)
         if self.where == "late":
             scores = self.smooth(scores, adjacency)
         scores = scores.squeeze(1)
@@ -77,17 +86,7 @@ class SmoothedPooling(nn.Module):
         def pooled(x: Tensor, shares: Tensor, bag: Tensor) -> Tensor:
             return segment_sum(shares[:, None] * embed(x), bag, bags)
 
-        return sum_by_rows(pooled, x, shares, bag, learned=learned), scores
-
-    def _scores(self, hidden: Tensor, bias: Tensor, weight: Tensor, adjacency: Adjacency) -> Tensor:
-        """(n, 1): what some columns of W H, (n, columns), add to the scores, of which *late* ones are smoothed yet."""
-        if self.where == "early":
-            hidden = self.smooth(hidden, adjacency) + bias
-        elif self.where == "mid":
-            hidden = self.smooth(hidden + bias, adjacency)
-        else:
-            hidden = hidden + bias
-        return linear(hidden.to(weight.dtype).tanh(), weight)
+        return sum_by_rows(pooled, x, shares, bag), scores
 
 
 class SmABMIL(PoolingModel):

@@ -38,8 +38,8 @@ from psamil.errors import OptionError, one_of
 from psamil.models.adjacency import Adjacency
 
 MODES = ("approximate", "exact")
-COLUMNS_AT_ONCE = 16
-"""Columns of U that are smoothed together: few, as the intermediate values of all tiles come and go in every step."""
+COLUMNS_AT_ONCE = 64
+"""Columns of U that are smoothed together."""
 
 
 class Smooth(nn.Module):

@@ -44,9 +44,7 @@ class SelfAttention(nn.Module):
 
 def _head(x: Tensor, norm: nn.Module, offsets: Sequence[int], weight: Tensor) -> Tensor:
     """(n, d) of the head with the weights (3, d, width) of queries, keys and values."""
-    flat = weight.flatten(0, 1)
-    qkv = by_rows(lambda x: linear(norm(x), flat), x, learned=[flat, *norm.parameters()])  # without norm(x) as a whole
-    qkv = qkv.unflatten(1, (3, -1)).transpose(0, 1)  # (3, n, d)
+    qkv = linear(norm(x), weight.flatten(0, 1)).unflatten(1, (3, -1)).transpose(0, 1)  # (3, n, d)
     sequences = [
         scaled_dot_product_attention(q[None, None], k[None, None], v[None, None])[0, 0]
         for q, k, v in (qkv[:, a:b] for a, b in pairwise(offsets) if b > a)
