@@ -358,7 +358,7 @@ def test_failures_of_the_hub_are_one_line(failure, down, up, home, monkeypatch):
 
 def test_without_the_package_of_the_hub(monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(MissingExtraError, match=r"psamil\[encoders\]"):
+    with pytest.raises(MissingExtraError, match=r"psamil\[hub\]"):
         psamil.load("hf://someone/a-model")
 
 

@@ -166,7 +166,7 @@ def _checked_licence(licence: str | None) -> str | None:
         return None
     identifier = licence.lower()
     if not LICENCE.fullmatch(identifier):
-        known = "an identifier of https://huggingface.co/docs/hub/repositories-licenses, such as apache-2.0 or other"
+        known = "an identifier as the Hugging Face hub writes it, such as apache-2.0 or other"
         raise OptionError(f"licence must be {known}, got {licence!r}")
     return identifier
 

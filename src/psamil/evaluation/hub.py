@@ -15,7 +15,7 @@ from types import ModuleType
 from psamil.errors import DataError, MissingExtraError, OptionError
 
 ADDRESS = "https://huggingface.co"
-EXTRA = "encoders"
+EXTRA = "hub"
 PATTERNS = ["*.safetensors", "*.json", "*.md"]
 REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 REMOTE = re.compile(r"hf:/{1,2}([^@]*)(?:@(.+))?")  # a pathlib.Path makes one slash of two

@@ -96,7 +96,7 @@ def _predicts(config: Config) -> Iterator[str]:
     models = len(config["models"])
     mean = "one model" if models == 1 else f"the mean of {models} models (folds x seeds)"
     yield (
-        f"Architecture `{config['settings']['model']}` of [psamil](https://pypi.org/project/psamil) with options "
+        f"Architecture `{config['settings']['model']}` of psamil with options "
         f"`{options}`; {mean}. It takes features of tiles with their positions, not pixels."
     )
 
