@@ -6,15 +6,20 @@ import shutil
 import numpy as np
 import pandas as pd
 import pytest
+import tifffile
 import torch
 from PIL import Image
 
 from psamil import find_bags, fit, open_bag
-from psamil.cli import main
+from psamil.cli import explanation_pictures, main
 from psamil.cohort import Splits, simulate
 from psamil.evaluation.predictor import Member
 from psamil.explain import explain_bag, occlude
-from psamil.files import read_json
+from psamil.files import read_json, write_json
+from psamil.training.settings import TrainingSettings
+from tests.evaluation.made_runs import make_run, make_splits
+from tests.serve.cases import MPP, OFFSET_PX0, WHOLE_PX0, write_features
+from tests.slides.drawn import waves, write_offset_slide
 from tests.slides.made_slides import draw
 
 ENCODER = "python:tests.cli.small_encoder:small_encoder"
@@ -105,6 +110,77 @@ def test_features_alone(home, tmp_path, capsys):
     for name in ("s0", "s1"):
         assert sorted(file.name for file in (tmp_path / name).iterdir()) == files
         assert read_json(tmp_path / name / "explanation.json")["occlusion"] is None
+
+
+@pytest.fixture(scope="module")
+def scanned(tmp_path_factory):
+    """Features of a grey slide whose scanned area has an offset, and runs that were not trained."""
+    folder, columns = tmp_path_factory.mktemp("scanned"), 9
+    corners = [(OFFSET_PX0[0] + 64 * (i % columns), OFFSET_PX0[1] + 64 * (i // columns)) for i in range(80)]
+    write_features(folder / "features", "p001", np.array(corners)[np.arange(80) % 7 > 0], seed=0, dim=2)
+    (folder / "slides").mkdir()
+    write_offset_slide(folder / "slides" / "p001.scn", waves(640, 640)[:, :, [0] * 3], OFFSET_PX0, WHOLE_PX0, MPP)
+    make_run(folder / "run", make_splits(), signal=1.0, settings=TrainingSettings(**PSA))
+    make_run(folder / "survival", make_splits(), signal=1.0, settings=TrainingSettings(**PSA), kind="survival")
+    return folder
+
+
+def test_a_slide_with_an_offset(scanned, tmp_path, capsys):
+    args = (
+        "--run",
+        scanned / "run",
+        "--slides",
+        scanned / "slides",
+        "--out",
+        tmp_path,
+        "--overlay",
+        "--occlusion=false",
+    )
+    code, _, errors = psamil(capsys, "explain", scanned / "features", *args)
+    assert code == 0, errors
+    table = pd.read_csv(tmp_path / "p001" / "tiles.csv")
+    corners = table[["x_px0", "y_px0"]].to_numpy()
+    assert (corners.min(0) == OFFSET_PX0).all()  # counted as OpenSlide does
+    tiles = json.loads((tmp_path / "p001" / "tiles.geojson").read_text())["features"]
+    on_image = np.array([feature["geometry"]["coordinates"][0][0] for feature in tiles])
+    assert (on_image == corners - OFFSET_PX0).all()  # counted as QuPath does
+    regions = json.loads((tmp_path / "p001" / "regions.geojson").read_text())["features"]
+    ends = np.concatenate([feature["geometry"]["coordinates"][0] for feature in regions])
+    high = on_image[table["percentile"] >= 90]
+    assert (ends.min(0) == high.min(0)).all()
+    assert (ends.max(0) == high.max(0) + 64).all()
+    colours = tifffile.imread(tmp_path / "p001" / "overlay.tiff").astype(int)
+    assert colours.shape[1::-1] == WHOLE_PX0
+    coloured = np.zeros(colours.shape[:2], dtype=bool)
+    for x, y in corners:
+        coloured[y : y + 64, x : x + 64] = True
+    np.testing.assert_array_equal((np.ptp(colours, axis=2) > 8)[::8, ::8], coloured[::8, ::8])
+
+
+def test_a_slide_lies_around_a_tile_only_where_positions_are_its_own(scanned, tmp_path, monkeypatch, capsys):
+    shown = []
+    monkeypatch.setattr(explanation_pictures, "save_posterior", lambda *args: shown.append(args[3]))
+    for other in ("save_heat_map", "save_priors", "save_tiles"):
+        monkeypatch.setattr(explanation_pictures, other, lambda *args, **options: None)
+    run = shutil.copytree(scanned / "run", tmp_path / "run")
+    for positions in ("file", "row order", "shuffled"):
+        write_json(run / "run.json", {**read_json(run / "run.json"), "reading": {"positions": positions}})
+        options = ("--slides", scanned / "slides", "--out", tmp_path / "out", "--occlusion=false", "--tile", 20)
+        code, _, errors = psamil(capsys, "explain", scanned / "features", "--run", run, *options)
+        assert code == 0, errors
+    assert shown[0] is not None
+    assert shown[1:] == [None, None]
+
+
+def test_a_survival_model_has_a_risk_and_intervals(scanned, tmp_path, capsys):
+    args = ("--run", scanned / "survival", "--out", tmp_path, "--occlusion=false")
+    code, _, errors = psamil(capsys, "explain", scanned / "features", *args)
+    assert code == 0, errors
+    risk = read_json(tmp_path / "p001" / "explanation.json")["prediction"]["risk"]
+    drawn = (tmp_path / "p001" / "heat-map.svg").read_text(encoding="utf-8")
+    assert f">p001: risk {risk:.2f}<".replace("-", "−") in drawn
+    columns = pd.read_csv(tmp_path / "p001" / "tiles.csv").columns
+    assert [name for name in columns if name.startswith("evidence")] == ["evidence interval 1", "evidence interval 2"]
 
 
 def test_a_model_without_heads_and_slides_that_fail(simulated, tmp_path, capsys):

@@ -162,6 +162,8 @@ def test_survival(folder, tmp_path):
     settings = TrainingSettings(model="abmil", epochs=2, model_options={"hidden": 8})
     summary = cross_validate(cohort, k_fold(cohort, 2), settings, tmp_path / "run")
     assert 0 <= summary["metrics"]["c_index"]["mean"] <= 1
+    slides = pd.read_csv(folder / "labels.csv", dtype=str).set_index("slide_id")["case_id"].to_dict()
+    assert read_json(tmp_path / "run" / "run.json")["slides"] == slides
 
 
 def test_the_test_part_does_not_touch_training(cohort, splits, folder, tmp_path):

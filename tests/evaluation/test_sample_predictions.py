@@ -89,3 +89,6 @@ def test_slides_of_patients(splits, tmp_path):
     assert patients.sample_of("p0011") is None
     assert patients.of_slide("p001-A") == patients.rows["p001"]
     assert not np.isnan(patients.rows["p001"]["error"])
+    write_json(run / "run.json", {**about, "slides": {"x-1": "p001", "p002": "p003"}})
+    named = RunPredictions.of(run)
+    assert [named.sample_of(slide) for slide in ("x-1", "p002", "p001", "p001-A")] == ["p001", "p003", "p001", None]

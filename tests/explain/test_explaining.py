@@ -130,6 +130,7 @@ def test_percentiles_and_top_tiles():
     scores = torch.tensor([3.0, 1.0, 2.0, 2.0, 5.0])
     assert percentiles(scores).tolist() == [75, 0, 37.5, 37.5, 100]
     assert percentiles(torch.zeros(4)).tolist() == [50] * 4
+    assert percentiles(torch.ones(1)).tolist() == [50]
     explanation = explain_bag(explained_model("psa"), bag_of("lattice"))
     best = explanation.top_tiles(3)
     assert explanation.tile_scores[best].tolist() == sorted(explanation.tile_scores.tolist())[:-4:-1]

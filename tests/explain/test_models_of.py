@@ -8,7 +8,7 @@ import psamil
 from psamil.cohort import Splits, simulate
 from psamil.errors import DataError
 from psamil.explain import models_for
-from psamil.explain.models_of import OF_PATIENTS, SEEN, UNKNOWN
+from psamil.explain.models_of import ALONE, OF_PATIENTS, SEEN, UNKNOWN
 from psamil.files import read_json, write_json
 
 
@@ -42,6 +42,22 @@ def test_a_slide_of_a_run_of_patients(run, tmp_path):
     copy = shutil.copytree(run, tmp_path / "run")
     write_json(copy / "run.json", {**read_json(copy / "run.json"), "outcome": {"unit": "patient"}})
     assert {of.note for of in models_for(copy, "a slide of somebody")} == {OF_PATIENTS}
+
+
+def test_slides_of_known_patients(run, tmp_path):
+    copy = shutil.copytree(run, tmp_path / "run")
+    splits = Splits.load(run / "splits.json")
+    one, two = splits[0].test[0], splits[1].test[0]
+    slides = {"a1": one, "a2": one, two: two}
+    about = {**read_json(copy / "run.json"), "outcome": {"unit": "patient"}, "slides": slides}
+    write_json(copy / "run.json", about)
+    assert {(of.fold, of.note) for of in models_for(copy, "a2")} == {(0, ALONE)}
+    assert {(of.fold, of.note) for of in models_for(copy, one)} == {(0, "")}
+    assert {(of.fold, of.note) for of in models_for(copy, two)} == {(1, "")}  # a patient and the only slide
+    assert {of.note for of in models_for(copy, f"{one}-A")} == {OF_PATIENTS}
+    for metrics in copy.glob("folds/0/*/metrics.json"):
+        metrics.unlink()
+    assert {(of.fold, of.note) for of in models_for(copy, "a1")} == {(1, f"{SEEN}; {ALONE}")}
 
 
 def test_a_slide_whose_test_fold_is_not_finished(run, tmp_path):

@@ -9,6 +9,7 @@ from psamil import Bag, create_model
 from psamil.evaluation.run_comparison import FinishedRun, compare_runs
 from psamil.evaluation.sample_predictions import RunPredictions
 from psamil.explain import OcclusionCurve
+from psamil.files import read_json, write_json
 from psamil.readers import find_bags
 from psamil.report.cases import RunOnSlides, choose_cases, pictures_of
 from psamil.report.examination import SLIDES_PER_FOLD, cost_of, examine
@@ -73,6 +74,18 @@ def test_cases_are_the_surest_right_and_wrong_slides(study):
     assert [case.why for case in cases] == ["most certainly right"] * 2 + ["most certainly wrong"] * 2
     every = choose_cases(run, 100)
     assert sorted(case.slide for case in every) == sorted(known.index)
+
+
+def test_a_patient_with_several_slides_is_shown_once(study, tmp_path):
+    folder = make_run(tmp_path / "run", make_splits(), signal=1.0)
+    refs = find_bags(study / "features").bags
+    whose = {ref.id: refs[i // 2].id for i, ref in enumerate(refs)}  # two slides each
+    write_json(folder / "run.json", {**read_json(folder / "run.json"), "slides": whose})
+    run = RunOnSlides.of(FinishedRun.load(folder), refs)
+    assert sorted(run.refs) == sorted(whose)
+    cases = choose_cases(run, 100)
+    assert sorted(whose[case.slide] for case in cases) == sorted(set(whose.values()))
+    assert run.predictions.of_slide(cases[0].slide) == run.predictions.rows[whose[cases[0].slide]]
 
 
 def test_cases_of_numbers_are_those_of_small_and_large_errors(study, tmp_path):

@@ -70,3 +70,12 @@ def test_coordinates_that_are_no_numbers(tmp_path, value):
 def test_no_file(tmp_path):
     with pytest.raises(DataError, match="No such file"):
         read_asap_xml(tmp_path / "a.xml")
+
+
+def test_numbers_have_a_decimal_point(tmp_path):
+    path = write_asap(tmp_path / "a.xml", ("_0", square(1.5, 2, 3)))
+    path.write_text(path.read_text().replace('Order="1"', 'Order="1.0"'))
+    np.testing.assert_array_equal(read_asap_xml(path)[0].rings[0], square(1.5, 2, 3))
+    path.write_text(path.read_text().replace('"1.5"', '"1,5"'))
+    with pytest.raises(DataError, match=r"no numbers: .*1,5.*decimal point"):
+        read_asap_xml(path)

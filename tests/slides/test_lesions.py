@@ -132,3 +132,12 @@ def test_find_annotation(tmp_path):
     assert [path and path.name for path in found] == ["a.xml", "b.geojson", "c_mask.tif", "d.svs.xml", None]
     with pytest.raises(DataError, match=r"several masks of e: e\.geojson, e\.xml"):
         find_annotation(tmp_path, "e")
+
+
+def test_rings_without_an_area_mark_nothing(tmp_path):
+    line, point = [[0, 0], [100, 0], [200, 0]], [[300, 300]]
+    path = write_geojson(tmp_path / "a.geojson", ("Tumor", square(0, 0, 1000), point), ("Tumor", line))
+    assert read_outlines(path).area == 1000**2
+    only_line = read_outlines(write_asap(tmp_path / "b.xml", ("_0", line)))
+    assert only_line.is_empty
+    assert len(lesions_of(only_line, 0.25).regions) == 0

@@ -200,11 +200,13 @@ def _table(explanation: Explanation, places: TilePlaces) -> pd.DataFrame:
 
 
 def _outputs(explanation: Explanation) -> list[str]:
-    """What each logit speaks for."""
+    """What each logit speaks for; those of survival for the event in an interval of time."""
     task = explanation.saved.task
     if isinstance(task, ClassificationTask):
         return list(task.classes[1:] if task.n_out == 1 else task.classes)
-    return list(task.labels) if isinstance(task, MultiLabelTask) else [str(i + 1) for i in range(task.n_out)]
+    if isinstance(task, MultiLabelTask):
+        return list(task.labels)
+    return ["value"] if task.n_out == 1 else [f"interval {i + 1}" for i in range(task.n_out)]
 
 
 def _summary(

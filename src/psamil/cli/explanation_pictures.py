@@ -48,7 +48,9 @@ def draw(
     if explanation.heads:
         save_priors(explanation, out / "heads.png")
         farthest = max(head.radius_steps for head in explanation.heads) + MARGIN_STEPS
-        around = None if slide is None else _surroundings(slide, places, explanation.bag, tile, farthest)
+        around = None
+        if slide is not None and _lie_as_on_slide(places, explanation.bag, tile):
+            around = _surroundings(slide, places, explanation.bag, tile, farthest)
         where = f"{prediction.id}: where tile {tile} looks (score at percentile {explanation.percentiles[tile]:.0f})"
         save_posterior(explanation, tile, out / "posterior.png", around, where)
 
@@ -71,7 +73,9 @@ def _maps(explanation: Explanation, prediction: Prediction) -> Iterator[tuple[st
 
 
 def _says(prediction: Prediction) -> str:
-    values = ", ".join(f"{name.removeprefix('prob_')} {value:.2f}" for name, value in prediction.values.items())
+    """The prediction in a line. The risk stands for the survival curve, which explanation.json has."""
+    shown = {name: value for name, value in prediction.values.items() if not name.startswith("survival_")}
+    values = ", ".join(f"{name.removeprefix('prob_')} {value:.2f}" for name, value in shown.items()).replace("-", "−")
     return values if prediction.predicted is None else f"{prediction.predicted or 'no label'} ({values})"
 
 
@@ -84,6 +88,12 @@ def _tile_pixels(slide: Slide, places: TilePlaces, tile: int) -> NDArray[np.uint
     to_px0 = _px0_per_unit(slide, places)
     x, y = (places.corners[tile] * to_px0).tolist()
     return slide.read(x, y, TILE_PX, places.size * to_px0 * slide.mpp_px0 / TILE_PX)
+
+
+def _lie_as_on_slide(places: TilePlaces, bag: Bag, tile: int) -> bool:
+    """Whether neighbours of the model are neighbours on the slide: not with positions in row order, or shuffled."""
+    on_slide = (places.corners - places.corners[tile]) / _step_length(places, bag)
+    return bool(np.abs(on_slide - (bag.xy - bag.xy[tile]).numpy()).max() < 0.5)
 
 
 def _surroundings(slide: Slide, places: TilePlaces, bag: Bag, tile: int, half_side_steps: float) -> Surroundings:

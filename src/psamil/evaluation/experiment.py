@@ -263,7 +263,10 @@ def _claim(
             if any(not file.name.startswith(".") for file in run.iterdir()):
                 raise DataError(run, "is not empty and no run", "choose a new folder")
             patients = dict(zip(cohort.ids, cohort.patients, strict=True))
-            write_json(run / RUN_FILE, {**wanted, **_environment(), **about, "patients": patients})
+            who: dict[str, Any] = {"patients": patients}
+            if cohort.unit == "patient":
+                who["slides"] = {ref.id: sample.id for sample in cohort.samples for ref in sample.bags}
+            write_json(run / RUN_FILE, {**wanted, **_environment(), **about, **who})
         if not (run / SPLITS_FILE).exists():  # new, or killed in between
             splits.save(run / SPLITS_FILE)
 

@@ -11,6 +11,7 @@ RUN/
 
 from __future__ import annotations
 
+from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from psamil.evaluation.exported import read_config
 from psamil.files import read_json
 
 RUN_FILE, SPLITS_FILE, SUMMARY_FILE = "run.json", "splits.json", "summary.json"
-DATA = ("outcome", "reading", "patients", "extraction")  # what run.json says of them
+DATA = ("outcome", "reading", "patients", "slides", "extraction")  # what run.json says of them
 METRICS_FILE, PREDICTIONS_FILE = "metrics.json", "predictions.csv"
 
 
@@ -56,9 +57,28 @@ def finished_folds(run: Path, folds: int) -> dict[int, list[Path]]:
 
 
 def data_of(run: Path) -> dict[str, dict[str, Any]]:
-    """How the outcome and the features of a run were read, whose its samples are, and how its features were made."""
+    """How the outcome and the features of a run were read, whose its samples and slides are, and how they were made."""
     about = read_run(run)
     return {name: about.get(name) or {} for name in DATA}
+
+
+def sample_of_slide(data: Mapping[str, Mapping[str, Any]], samples: Container[str], slide: str) -> str | None:
+    """The sample that a slide belongs to: itself, or its patient. None for a slide that the run does not know.
+
+    Args:
+        data: as :func:`data_of` gives it. Of runs that do not say which slides a patient has, a slide belongs to the
+            patient whose name it begins with.
+        samples: of the run.
+        slide: name of the slide.
+    """
+    if slide in data["slides"]:
+        return str(data["slides"][slide])
+    if slide in samples:
+        return slide
+    if data["slides"] or data["outcome"].get("unit") != "patient":
+        return None
+    ends = [end for end, sign in enumerate(slide) if not sign.isalnum()]
+    return next((slide[:end] for end in reversed(ends) if slide[:end] in samples), None)
 
 
 def features_of(run: Path, given: Path | None = None) -> Path:

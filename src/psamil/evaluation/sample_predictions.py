@@ -20,7 +20,7 @@ import pandas as pd
 
 from psamil.cohort import Splits
 from psamil.errors import DataError
-from psamil.evaluation.run_folder import SPLITS_FILE, finished_folds, read_run
+from psamil.evaluation.run_folder import SPLITS_FILE, data_of, finished_folds, sample_of_slide
 from psamil.evaluation.scores import by_patient, chosen_classes, mean_over_seeds, threshold_of
 from psamil.files import without_nan
 from psamil.training.class_tasks import ClassificationTask, MultiLabelTask
@@ -48,7 +48,7 @@ class RunPredictions:
     task: Task
     rows: Mapping[str, dict[str, Any]]  # by sample
     samples: frozenset[str]  # of all parts
-    by_patient: bool  # whether a sample is a patient with all slides
+    data: Mapping[str, Mapping[str, Any]]  # what run.json says of it, as psamil.evaluation.run_folder.data_of gives it
 
     @staticmethod
     def of(run: Path) -> RunPredictions:
@@ -62,17 +62,11 @@ class RunPredictions:
             for row in _rows_of_fold(mean_over_seeds(jobs), task, fold):
                 rows.setdefault(row.pop("sample"), row)  # repeated folds: the first
         samples = frozenset(id for k in range(len(splits)) for id in splits[k].ids)
-        unit = (read_run(run).get("outcome") or {}).get("unit")
-        return RunPredictions(task, rows, samples, unit == "patient")
+        return RunPredictions(task, rows, samples, data_of(run))
 
     def sample_of(self, slide: str) -> str | None:
-        """The sample that a slide belongs to: itself, or the patient whose name it begins with."""
-        if slide in self.samples:
-            return slide
-        if not self.by_patient:
-            return None
-        ends = [end for end, sign in enumerate(slide) if not sign.isalnum()]
-        return next((slide[:end] for end in reversed(ends) if slide[:end] in self.samples), None)
+        """The sample that a slide belongs to: itself, or its patient; None if the run does not know it."""
+        return sample_of_slide(self.data, self.samples, slide)
 
     def of_slide(self, slide: str) -> dict[str, Any]:
         """Its row of the list; nothing but None where the run does not know it."""

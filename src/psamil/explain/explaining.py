@@ -61,10 +61,12 @@ def explain_bag(saved: SavedModel, bag: Bag, *, temperature: float = 1.0) -> Exp
 
 
 def percentiles(scores: Tensor) -> Tensor:
-    """(n,) 100 r / (n - 1) with the rank r of each score from 0 on; ties share their mean."""
+    """(n,) 100 r / (n - 1) with the rank r of each score from 0 on; ties share their mean, a single tile is at 50."""
+    if len(scores) == 1:
+        return torch.full((1,), 50.0, dtype=torch.float64)
     _, place, counts = scores.unique(return_inverse=True, return_counts=True)
     rank = counts.cumsum(0) - counts + (counts.double() - 1) / 2  # mean rank of each distinct score
-    return 100 * rank[place] / max(len(scores) - 1, 1)
+    return 100 * rank[place] / (len(scores) - 1)
 
 
 def _shares(model: nn.Module, scores: Tensor) -> Tensor | None:

@@ -39,7 +39,7 @@ class RunOnSlides:
 
     def models(self, slide: str) -> list[Path]:
         """Of the seeds of the fold that had the slide in its test part; of repeated folds, the first."""
-        found = models_for(self.run.path, self.predictions.sample_of(slide) or slide)
+        found = models_for(self.run.path, slide)
         return [model.path for model in found if model.fold == found[0].fold]
 
 
@@ -55,9 +55,12 @@ def choose_cases(tested: RunOnSlides, count: int) -> list[Case]:
     """The slides that a run was most certainly right about, then those that it was most certainly wrong about.
 
     Where nothing is right or wrong (numbers, survival), those of the smallest and of the largest error. At most
-    ``count`` of either kind.
+    ``count`` of either kind. Of a patient with several slides, the first.
     """
-    rows = {slide: tested.predictions.of_slide(slide) for slide in sorted(tested.refs)}
+    first: dict[str | None, str] = {}
+    for slide in sorted(tested.refs):
+        first.setdefault(tested.predictions.sample_of(slide), slide)
+    rows = {slide: tested.predictions.of_slide(slide) for slide in first.values()}
     rows = {slide: row for slide, row in rows.items() if row["error"] is not None}
     rising = sorted(rows, key=lambda slide: rows[slide]["error"])
     if any(row["wrong"] is not None for row in rows.values()):

@@ -64,11 +64,12 @@ def _points(path: str | Path, annotation: ElementTree.Element) -> Any:
     """(n, 2) in their order."""
     corners = annotation.findall("./Coordinates/Coordinate")
     try:
-        ordered = sorted(corners, key=lambda corner: int(corner.get("Order", "0")))
+        ordered = sorted(corners, key=lambda corner: float(corner.get("Order", "0")))
         points = np.array([[float(corner.attrib[axis]) for axis in ("X", "Y")] for corner in ordered])
     except (KeyError, ValueError) as error:
         name = annotation.get("Name", "")
-        raise DataError(path, f"has coordinates of {name!r} that are no numbers: {error}", "export it again") from error
+        remedy = "export it again, with numbers that have a decimal point"
+        raise DataError(path, f"has coordinates of {name!r} that are no numbers: {error}", remedy) from error
     if not np.isfinite(points).all():
         raise DataError(path, "has coordinates that are no numbers", "export it again")
     return points

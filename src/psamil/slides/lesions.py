@@ -112,9 +112,11 @@ def overlaps(squares: NDArray[Any], polygons: NDArray[Any]) -> tuple[NDArray[Any
 
 
 def _union(areas: list[Area]) -> Any:
+    """Rings of fewer than three points, and outlines that are but a line, mark nothing."""
     shapely = _shapely()
-    polygons = [shapely.Polygon(area.rings[0], area.rings[1:]) for area in areas if len(area.rings[0]) > 2]
-    return shapely.union_all([shapely.make_valid(polygon) for polygon in polygons])
+    rings = [[ring for ring in area.rings if len(ring) > 2] for area in areas if len(area.rings[0]) > 2]
+    polygons = shapely.make_valid([shapely.Polygon(outline, holes) for outline, *holes in rings])
+    return shapely.union_all(polygons[shapely.area(polygons) > 0])
 
 
 def _major_axis(region: Any) -> float:
