@@ -158,7 +158,7 @@ class Explainer:
 
     def _explain(self, slide: StudiedSlide, run: StudiedRun) -> Explained:
         bag, places, pyramid, picture_note = self._placed_bag(slide, tuple(sorted(run.reading.items())))
-        chosen = models_for(run.folder, run.predictions.sample_of(slide.name) or slide.name)[0]
+        chosen = models_for(run.folder, slide.name)[0]
         member = self._member(chosen.path)
         explanation = explain_bag(member.saved, bag, temperature=member.temperature)
         return Explained(explanation, places, pyramid, picture_note, chosen.name, chosen.note)
