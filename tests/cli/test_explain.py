@@ -11,44 +11,23 @@ import torch
 from PIL import Image
 
 from psamil import find_bags, fit, open_bag
-from psamil.cli import explanation_pictures, main
+from psamil.cli import explanation_pictures
 from psamil.cohort import Splits, simulate
 from psamil.evaluation.predictor import Member
 from psamil.explain import explain_bag, occlude
 from psamil.files import read_json, write_json
 from psamil.training.settings import TrainingSettings
+from tests.cli.verbs import run_verb, small_study
 from tests.evaluation.made_runs import make_run, make_splits
 from tests.serve.cases import MPP, OFFSET_PX0, WHOLE_PX0, write_features
 from tests.slides.drawn import waves, write_offset_slide
-from tests.slides.made_slides import draw
 
-ENCODER = "python:tests.cli.small_encoder:small_encoder"
 PSA = {"model": "psa", "model_options": {"heads": 2, "head_dim": 4, "k_init": 2.0}}
-
-
-def psamil(capsys, *args):
-    """Exit code, standard output and standard error."""
-    with pytest.raises(SystemExit) as ended:
-        main(list(map(str, args)))
-    told = capsys.readouterr()
-    return ended.value.code, told.out, told.err
 
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
-    """Slides, their features and a run."""
-    home = tmp_path_factory.mktemp("explain")
-    names = [f"s{i}" for i in range(8)]
-    for i, name in enumerate(names):
-        draw(home / "slides" / f"{name}.tif", side_px=384, seed=i)
-    extract = ["extract", home / "slides", "--out", home / "features", "--encoder", ENCODER, "--tile-px", "64"]
-    with pytest.raises(SystemExit) as ended:
-        main([*map(str, extract), "--workers", "1"])
-    assert ended.value.code == 0
-    labels = pd.DataFrame({"slide_id": names, "label": ["no", "yes"] * 4})
-    options = {"target": "label", "folds": 2, "cache": home / "cache", "epochs": 1}
-    fit(home / "features", labels, home / "run", **options, **PSA)
-    return home
+    return small_study(tmp_path_factory.mktemp("explain"), **PSA)
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +42,7 @@ def simulated(tmp_path_factory):
 
 def test_a_slide_with_heads(home, tmp_path, capsys):
     args = ("--run", home / "run", "--out", tmp_path, "--slide", "s2", "--slides", home / "slides", "--tile", 3)
-    code, told, errors = psamil(capsys, "explain", home / "features", *args, "--overlay")
+    code, told, errors = run_verb(capsys, "explain", home / "features", *args, "--overlay")
     assert code == 0, errors
     assert f"slides explained: 1; not explained: 0\nwrote {tmp_path}" in told
     pictures = ["heads.png", "heat-map.png", "heat-map.svg", "posterior.png", "top-tiles.png"]
@@ -103,7 +82,7 @@ def test_a_slide_with_heads(home, tmp_path, capsys):
 
 def test_features_alone(home, tmp_path, capsys):
     args = ("--run", home / "run", "--out", tmp_path, "--slide", "s0", "s1", "--occlusion", "false", "--geojson=false")
-    code, told, errors = psamil(capsys, "explain", home / "features", *args)
+    code, told, errors = run_verb(capsys, "explain", home / "features", *args)
     assert code == 0, errors
     assert "slides explained: 2" in told
     files = ["explanation.json", "heads.png", "heat-map.png", "heat-map.svg", "posterior.png", "tiles.csv"]
@@ -136,7 +115,7 @@ def test_a_slide_with_an_offset(scanned, tmp_path, capsys):
         "--overlay",
         "--occlusion=false",
     )
-    code, _, errors = psamil(capsys, "explain", scanned / "features", *args)
+    code, _, errors = run_verb(capsys, "explain", scanned / "features", *args)
     assert code == 0, errors
     table = pd.read_csv(tmp_path / "p001" / "tiles.csv")
     corners = table[["x_px0", "y_px0"]].to_numpy()
@@ -166,7 +145,7 @@ def test_a_slide_lies_around_a_tile_only_where_positions_are_its_own(scanned, tm
     for positions in ("file", "row order", "shuffled"):
         write_json(run / "run.json", {**read_json(run / "run.json"), "reading": {"positions": positions}})
         options = ("--slides", scanned / "slides", "--out", tmp_path / "out", "--occlusion=false", "--tile", 20)
-        code, _, errors = psamil(capsys, "explain", scanned / "features", "--run", run, *options)
+        code, _, errors = run_verb(capsys, "explain", scanned / "features", "--run", run, *options)
         assert code == 0, errors
     assert shown[0] is not None
     assert shown[1:] == [None, None]
@@ -174,7 +153,7 @@ def test_a_slide_lies_around_a_tile_only_where_positions_are_its_own(scanned, tm
 
 def test_a_survival_model_has_a_risk_and_intervals(scanned, tmp_path, capsys):
     args = ("--run", scanned / "survival", "--out", tmp_path, "--occlusion=false")
-    code, _, errors = psamil(capsys, "explain", scanned / "features", *args)
+    code, _, errors = run_verb(capsys, "explain", scanned / "features", *args)
     assert code == 0, errors
     risk = read_json(tmp_path / "p001" / "explanation.json")["prediction"]["risk"]
     drawn = (tmp_path / "p001" / "heat-map.svg").read_text(encoding="utf-8")
@@ -191,7 +170,7 @@ def test_a_model_without_heads_and_slides_that_fail(simulated, tmp_path, capsys)
     damaged = tmp_path / "features" / files[1].name
     damaged.write_bytes(damaged.read_bytes()[:-500])
     args = ("--run", simulated / "run", "--out", tmp_path / "out")
-    code, told, errors = psamil(capsys, "explain", tmp_path / "features", *args)
+    code, told, errors = run_verb(capsys, "explain", tmp_path / "features", *args)
     assert code == 1
     assert "slides explained: 2; not explained: 1" in told
     assert f"not explained: {damaged}" in errors
@@ -209,10 +188,10 @@ def test_a_new_slide_and_a_tile_that_is_not_there(home, tmp_path, capsys):
     (tmp_path / "new.h5").write_bytes(ref.path.read_bytes())
     n = open_bag(ref).n
     args = ("explain", tmp_path / "new.h5", "--run", home / "run", "--out", tmp_path / "out", "--occlusion=false")
-    code, _, errors = psamil(capsys, *args)
+    code, _, errors = run_verb(capsys, *args)
     assert code == 0
     assert "new: the run does not know this slide" in errors
-    code, _, errors = psamil(capsys, *args, "--tile", n)
+    code, _, errors = run_verb(capsys, *args, "--tile", n)
     assert code == 1
     assert f"not explained: new: it has no tile {n}: name one from 0 to {n - 1} with --tile" in errors
 
@@ -225,14 +204,14 @@ def test_what_cannot_be_asked(home, tmp_path, capsys):
         ((features, "--run", tmp_path, "--out", tmp_path / "out"), "is no run directory"),
         ((home / "slides", *run), "holds no features of a known format"),
     ):
-        code, _, errors = psamil(capsys, "explain", *args)
+        code, _, errors = run_verb(capsys, "explain", *args)
         assert code == 2
         assert words in errors
     assert not (tmp_path / "out").exists()
 
 
 def test_features_of_another_width(home, simulated, tmp_path, capsys):
-    code, told, errors = psamil(capsys, "explain", simulated / "cohort", "--run", home / "run", "--out", tmp_path)
+    code, told, errors = run_verb(capsys, "explain", simulated / "cohort", "--run", home / "run", "--out", tmp_path)
     assert code == 1
     assert "slides explained: 0; not explained: 8" in told
     assert "features are 4 wide" in errors

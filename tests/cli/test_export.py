@@ -9,36 +9,17 @@ import pytest
 import psamil
 from psamil.cli import main
 from psamil.cohort import simulate
-from tests.slides.made_slides import draw
-
-ENCODER = "python:tests.cli.small_encoder:small_encoder"
+from tests.cli.verbs import run_verb, small_study
 
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
-    """Slides, their features, a run, and its export."""
-    home = tmp_path_factory.mktemp("export")
-    names = [f"s{i}" for i in range(8)]
-    for i, name in enumerate(names):
-        draw(home / "slides" / f"{name}.tif", side_px=384, seed=i)
-    words = ["--encoder", ENCODER, "--tile-px", "64", "--workers", "1"]
-    with pytest.raises(SystemExit) as ended:
-        main(["extract", str(home / "slides"), "--out", str(home / "features"), *words])
-    assert ended.value.code == 0
-    pd.DataFrame({"slide_id": names, "label": ["no", "yes"] * 4}).to_csv(home / "labels.csv", index=False)
-    options = {"target": "label", "folds": 2, "model": "mean", "epochs": 1, "cache": home / "cache"}
-    psamil.fit(home / "features", home / "labels.csv", home / "run", **options)
+    """A study, and the export of its run."""
+    home = small_study(tmp_path_factory.mktemp("export"), model="mean")
     with pytest.raises(SystemExit) as ended:
         main(["export", str(home / "run"), "--to", str(home / "shared")])
     assert ended.value.code == 0
     return home
-
-
-def run_verb(capsys, *args):
-    with pytest.raises(SystemExit) as ended:
-        main(list(map(str, args)))
-    told = capsys.readouterr()
-    return ended.value.code, told.out, told.err
 
 
 def test_what_is_told(home, tmp_path, capsys):

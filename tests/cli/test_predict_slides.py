@@ -6,46 +6,25 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from psamil import fit
-from psamil.cli import main
 from psamil.files import read_json, write_json
-from tests.slides.made_slides import draw
+from tests.cli.verbs import ENCODER, run_verb, small_study
 
-ENCODER = "python:tests.cli.small_encoder:small_encoder"
 WORDS = ("--workers", "1")
 TRUST = (*WORDS, "--trust-encoder")
 
 
-def psamil(capsys, *args):
-    with pytest.raises(SystemExit) as ended:
-        main(list(map(str, args)))
-    told = capsys.readouterr()
-    return ended.value.code, told.out, told.err
-
-
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
-    """Slides, their features and a run."""
-    home = tmp_path_factory.mktemp("slides")
-    names = [f"s{i}" for i in range(8)]
-    for i, name in enumerate(names):
-        draw(home / "slides" / f"{name}.tif", side_px=384, seed=i)
-    slides, out = str(home / "slides"), str(home / "features")
-    with pytest.raises(SystemExit) as ended:
-        main(["extract", slides, "--out", out, "--encoder", ENCODER, "--tile-px", "64", *WORDS])
-    assert ended.value.code == 0
-    labels = pd.DataFrame({"slide_id": names, "label": ["no", "yes"] * 4})
-    fit(out, labels, home / "run", target="label", folds=2, model="mean", epochs=1, cache=home / "cache")
-    return home
+    return small_study(tmp_path_factory.mktemp("slides"), model="mean")
 
 
 def test_from_a_slide_to_a_prediction_and_a_heat_map(home, tmp_path, capsys):
     assert read_json(home / "run" / "run.json")["extraction"]["tile_px"] == 64
     slide, out = home / "slides" / "s3.tif", tmp_path / "new.csv"
-    code, told, errors = psamil(capsys, "predict", slide, "--run", home / "run", "--out", out, *TRUST)
+    code, told, errors = run_verb(capsys, "predict", slide, "--run", home / "run", "--out", out, *TRUST)
     assert code == 0, errors
     assert "slides: 1; models: 2; set aside: 0" in told
-    assert psamil(capsys, "predict", home / "features", "--run", home / "run", "--out", tmp_path / "all.csv")[0] == 0
+    assert run_verb(capsys, "predict", home / "features", "--run", home / "run", "--out", tmp_path / "all.csv")[0] == 0
     of_features = pd.read_csv(tmp_path / "all.csv").set_index("sample").loc["s3"]
     pd.testing.assert_series_equal(pd.read_csv(out).set_index("sample").loc["s3"], of_features)
     with Image.open(tmp_path / "new-heat-maps" / "s3.png") as picture:
@@ -58,7 +37,7 @@ def test_a_folder_of_slides_with_one_that_is_damaged(home, tmp_path, capsys):
     for name in ("s0", "s1"):
         shutil.copy(home / "slides" / f"{name}.tif", tmp_path)
     (tmp_path / "s2.svs").write_text("no slide")
-    code, told, errors = psamil(
+    code, told, errors = run_verb(
         capsys, "predict", tmp_path, "--run", home / "run", "--out", tmp_path / "out" / "p.csv", *TRUST
     )
     assert code == 1
@@ -70,8 +49,10 @@ def test_a_folder_of_slides_with_one_that_is_damaged(home, tmp_path, capsys):
 
 def test_other_features_are_refused(home, tmp_path, capsys):
     words = ("--encoder", ENCODER, "--tile-px", "96", *WORDS)
-    assert psamil(capsys, "extract", home / "slides", "--out", tmp_path / "other", *words)[0] == 0
-    code, _, errors = psamil(capsys, "predict", tmp_path / "other", "--run", home / "run", "--out", tmp_path / "p.csv")
+    assert run_verb(capsys, "extract", home / "slides", "--out", tmp_path / "other", *words)[0] == 0
+    code, _, errors = run_verb(
+        capsys, "predict", tmp_path / "other", "--run", home / "run", "--out", tmp_path / "p.csv"
+    )
     assert code == 2
     assert "has other features than the models were trained on: tile_px 96, not 64" in errors
 
@@ -82,22 +63,22 @@ def test_an_encoder_that_has_changed_is_refused(home, tmp_path, capsys):
     about = read_json(run / "run.json")
     about["extraction"]["fingerprint"] = "0" * 64
     write_json(run / "run.json", about)
-    code, _, errors = psamil(capsys, "predict", home / "slides", "--run", run, "--out", tmp_path / "p.csv", *TRUST)
+    code, _, errors = run_verb(capsys, "predict", home / "slides", "--run", run, "--out", tmp_path / "p.csv", *TRUST)
     assert code == 2
     assert "was trained on features made with another encoder: fingerprint" in errors
-    code, _, errors = psamil(capsys, "predict", home / "slides", "--run", run, "--out", tmp_path / "p.csv", *WORDS)
+    code, _, errors = run_verb(capsys, "predict", home / "slides", "--run", run, "--out", tmp_path / "p.csv", *WORDS)
     assert code == 2
     assert f"wants the code {ENCODER} to be run" in errors
     del about["extraction"]
     write_json(run / "run.json", about)
-    code, _, errors = psamil(capsys, "predict", home / "slides", "--run", run, "--out", tmp_path / "p.csv", *TRUST)
+    code, _, errors = run_verb(capsys, "predict", home / "slides", "--run", run, "--out", tmp_path / "p.csv", *TRUST)
     assert code == 2
     assert "does not say how the features it was trained on were made" in errors
 
 
 def test_what_cannot_be_predicted_is_told_before_features_are_made(home, tmp_path, capsys):
     slides, out = home / "slides", tmp_path / "p.csv"
-    code, _, errors = psamil(
+    code, _, errors = run_verb(
         capsys, "predict", slides, "--run", home / "run", "--out", out, "--unit", "patient", *TRUST
     )
     assert code == 2
@@ -107,13 +88,13 @@ def test_what_cannot_be_predicted_is_told_before_features_are_made(home, tmp_pat
     about = read_json(run / "run.json")
     about["extraction"]["reference"] = None
     write_json(run / "run.json", about)
-    code, _, errors = psamil(capsys, "predict", slides, "--run", run, "--out", out, *TRUST)
+    code, _, errors = run_verb(capsys, "predict", slides, "--run", run, "--out", out, *TRUST)
     assert code == 2
     assert "'small_encoder', a module that only Python code has" in errors
     for folder in ("x", "y"):
         (tmp_path / "twice" / folder).mkdir(parents=True)
         shutil.copy(slides / "s0.tif", tmp_path / "twice" / folder)
-    code, _, errors = psamil(capsys, "predict", tmp_path / "twice", "--run", home / "run", "--out", out, *TRUST)
+    code, _, errors = run_verb(capsys, "predict", tmp_path / "twice", "--run", home / "run", "--out", out, *TRUST)
     assert code == 2
     assert "has the same name as" in errors
     assert not (tmp_path / "p-features").exists()
