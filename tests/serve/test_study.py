@@ -20,12 +20,21 @@ def test_features_that_the_run_remembers(study):
     assert len(Study.open([study.psa]).slides) == 12
 
 
-@pytest.mark.parametrize(("recorded", "said"), [(None, "does not say where"), ("/nowhere/at/all", "no longer in")])
+@pytest.mark.parametrize(
+    ("recorded", "said"), [(None, "does not say where"), ("/nowhere/at/all", "is not there any more")]
+)
 def test_features_that_it_does_not(study, tmp_path, recorded, said):
     about = read_json(study.psa / "run.json")
     write_json(tmp_path / "run.json", {**about, "features": recorded})
     with pytest.raises(DataError, match=rf"{said}.*--features"):
         Study.open([tmp_path])
+
+
+def test_runs_of_other_tiles(study, tmp_path):
+    about = read_json(study.psa / "run.json")
+    write_json(tmp_path / "run.json", {**about, "reading": {**about["reading"], "non_finite": "drop"}})
+    with pytest.raises(DataError, match="one at a time"):
+        Study.open([study.psa, tmp_path])
 
 
 def test_features_of_others(study, tmp_path):

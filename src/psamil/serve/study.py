@@ -15,7 +15,7 @@ from typing import Any
 
 from psamil.cohort.tile_labels import TileLabels
 from psamil.errors import DataError
-from psamil.evaluation.run_folder import read_run
+from psamil.evaluation.run_folder import features_of, read_run
 from psamil.evaluation.sample_predictions import RunPredictions
 from psamil.readers import BagRef, find_bags, slide_id
 from psamil.slides import find_slides
@@ -89,9 +89,11 @@ class Study:
         if len(set(names)) < len(names):
             names = [f"{folder.parent.name}/{folder.name}" for folder in folders]
         studied = [StudiedRun(folder, name, read_run(folder)) for folder, name in zip(folders, names, strict=True)]
-        found = find_bags(features or _recorded_features(studied))
+        _refuse_other_tiles(studied)
+        folder = features_of(folders[0], features)
+        found = find_bags(folder)
         if not found.bags:
-            raise DataError(features, "has no features of a known format", "look into it with psamil inspect")
+            raise DataError(folder, "has no features of a known format", "look into it with psamil inspect")
         pictures, outside = ({}, 0) if slides is None else pictures_below(slides)
         labels = None if tile_labels is None else TileLabels.open(tile_labels)
         shown = [
@@ -117,16 +119,12 @@ def pictures_below(folder: Path) -> tuple[dict[str, Path], int]:
     return kept, len(resolved) - len(kept)
 
 
-def _recorded_features(runs: Sequence[StudiedRun]) -> Path:
-    """The folder that the first run was trained on."""
-    recorded = runs[0].about.get("features")
-    if recorded is None:
-        cause = "does not say where its features are"
-    elif not Path(recorded).exists():
-        cause = f"was trained on features that are no longer in {recorded}"
-    else:
-        return Path(recorded)
-    raise DataError(runs[0].folder, cause, "name their folder with --features")
+def _refuse_other_tiles(runs: Sequence[StudiedRun]) -> None:
+    """Runs that leave out tiles cannot be shown tile by tile beside runs that do not."""
+    dropping = [run.reading.get("non_finite") == "drop" for run in runs]
+    if any(dropping) and not all(dropping):
+        cause = "was trained without the tiles that have NaN or infinite features, other runs with them"
+        raise DataError(runs[dropping.index(True)].folder, cause, "look at them one at a time")
 
 
 def _refuse_strangers(runs: Sequence[StudiedRun], slides: Sequence[StudiedSlide], features: Path | None) -> None:
