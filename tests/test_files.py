@@ -278,3 +278,28 @@ def test_a_lock_that_is_being_made_is_not_taken_over(tmp_path):
 def test_numbers_that_json_lacks_become_null():
     values = {"a": [1.0, np.nan, {"b": np.float64("-inf")}], "c": "nan", "d": None, "e": 3}
     assert without_nan(values) == {"a": [1.0, None, {"b": None}], "c": "nan", "d": None, "e": 3}
+
+
+def test_a_lock_works_where_files_cannot_be_linked(tmp_path, monkeypatch):
+    def refuse(*paths):
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr("os.link", refuse)
+    with Lock(tmp_path / "lock"):
+        with pytest.raises(BusyError, match=str(os.getpid())), Lock(tmp_path / "lock"):
+            pass
+        assert [file.name for file in tmp_path.iterdir()] == ["lock"]
+    assert not list(tmp_path.iterdir())
+
+
+def test_killed_while_it_takes_a_lock_a_process_leaves_none_without_a_name(tmp_path):
+    code = f"""
+import os, signal
+from psamil.files import Lock
+os.link = lambda *paths: os.kill(os.getpid(), signal.SIGKILL)
+Lock({str(tmp_path / "lock")!r}).__enter__()
+"""
+    assert subprocess.run([sys.executable, "-c", code]).returncode == -signal.SIGKILL
+    assert not (tmp_path / "lock").exists()
+    with Lock(tmp_path / "lock"):  # at once
+        pass

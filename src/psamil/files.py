@@ -216,13 +216,37 @@ class Lock:
 
 
 def _make_lock_file(path: Path) -> bool:
-    """Whether it is ours now; False if there is one."""
+    """Whether it is ours now; False if there is one.
+
+    It appears with what it says, by a link: a process that is killed in between leaves no lock that names nobody.
+    """
+    if path.exists():
+        return False
+    named = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        with open(named, "wb") as file:
+            file.write(json.dumps(identity_of_process(os.getpid())).encode())
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            os.link(named, path)
+        except FileExistsError:
+            return False
+        except OSError:  # a file system without links
+            return _make_lock_file_alone(path, named.read_bytes())
+        return True
+    finally:
+        named.unlink(missing_ok=True)
+
+
+def _make_lock_file_alone(path: Path, content: bytes) -> bool:
+    """The same in two steps: others see for a moment a lock that does not name its holder yet."""
     try:
         descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
     except FileExistsError:
         return False
     try:
-        os.write(descriptor, json.dumps(identity_of_process(os.getpid())).encode())
+        os.write(descriptor, content)
         os.fsync(descriptor)
     except BaseException:
         path.unlink(missing_ok=True)
