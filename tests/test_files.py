@@ -303,3 +303,19 @@ Lock({str(tmp_path / "lock")!r}).__enter__()
     assert not (tmp_path / "lock").exists()
     with Lock(tmp_path / "lock"):  # at once
         pass
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_lock_is_tried_again_when_its_holder_tidied_up_meanwhile(tmp_path, monkeypatch):
+    link, removed = os.link, []
+
+    def late(named, path):
+        if not removed:
+            remove_temporaries(path)
+            removed.append(named)
+        link(named, path)
+
+    monkeypatch.setattr("os.link", late)
+    with Lock(tmp_path / "lock"):
+        assert removed
+        assert [file.name for file in tmp_path.iterdir()] == ["lock"]

@@ -210,6 +210,7 @@ class Lock:
                         self.path.unlink(missing_ok=True)
                 finally:
                     removal.__exit__(None, None, None)
+            remove_temporaries(self.path)
         except OSError as error:
             raise unwritable(self.path, error) from error
         return None
@@ -222,18 +223,16 @@ def _make_lock_file(path: Path) -> bool:
     """
     if path.exists():
         return False
-    named = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    named = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
+    content = json.dumps(identity_of_process(os.getpid())).encode()
     try:
-        with open(named, "wb") as file:
-            file.write(json.dumps(identity_of_process(os.getpid())).encode())
-            file.flush()
-            os.fsync(file.fileno())
+        named.write_bytes(content)
         try:
             os.link(named, path)
-        except FileExistsError:
+        except (FileExistsError, FileNotFoundError):  # who got the lock meanwhile may have tidied up
             return False
         except OSError:  # a file system without links
-            return _make_lock_file_alone(path, named.read_bytes())
+            return _make_lock_file_alone(path, content)
         return True
     finally:
         named.unlink(missing_ok=True)
