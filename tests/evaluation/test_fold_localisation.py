@@ -39,15 +39,15 @@ def run(folder):
     return fit(folder, folder.parent / "run", tile_labels=folder / "tiles", seeds=2)
 
 
-def mean_of_seeds(folder, fold, ids):
-    of_seeds = [scored(folder, fold / f"seed-{seed}", ids) for seed in (0, 1)]
+def mean_of_seeds(folder, fold, ids, values_of=lambda output: output.tile_scores):
+    of_seeds = [scored(folder, fold / f"seed-{seed}", ids, values_of) for seed in (0, 1)]
     return {
         slide: replace(one, scores=np.mean([of_seed[slide].scores for of_seed in of_seeds], axis=0))
         for slide, one in of_seeds[0].items()
     }
 
 
-def scored(folder, job, ids):
+def scored(folder, job, ids, values_of):
     """By hand: one patient after the other, slide by slide."""
     cohort = Cohort.open(folder, folder / "labels.csv", target="label", unit="patient")
     model = SavedModel.load(job / "model.safetensors").model
@@ -55,7 +55,7 @@ def scored(folder, job, ids):
     for sample in cohort.select(ids).samples:
         bag = cohort.load(sample)
         with torch.no_grad():
-            scores = model(PackedBags.of(bag)).tile_scores
+            scores = values_of(model(PackedBags.of(bag)))
         for i, slide in enumerate(bag.slide_ids):
             tiles = slice(int(bag.slides[i]), int(bag.slides[i + 1]))
             labels = np.load(folder / "tiles" / f"{slide}.npy")
@@ -82,6 +82,12 @@ def test_metrics_are_those_of_the_mean_scores_of_the_models(folder, run):
         tiles.area(),
         lesion_froc(slides).score(),
     ]
+    evidence = list(
+        mean_of_seeds(folder, fold, splits[0].test, lambda output: output.tile_evidence.squeeze(1)).values()
+    )
+    of_evidence = patch_auc(evidence), patch_auc(evidence, "per slide")
+    expected += [*of_evidence, tile_froc(evidence).score(), lesion_froc(evidence).score()]
+    assert expected[-4] != pytest.approx(expected[0], abs=0.01)  # another map
     found = read_json(fold / "localisation.json")
     assert found["threshold"] == pytest.approx(threshold, abs=1e-5)
     assert found["slides"] == found["labelled_slides"] == {"val": len(val), "test": len(test)}
@@ -180,3 +186,28 @@ def test_without_labels_in_validation_there_is_no_threshold(folder, tmp_path):
     run = fit(folder, tmp_path / "run", tile_labels=tmp_path / "tiles", splits=splits, fold=0)
     assert run.summary["metrics"]["patch_f1"]["mean"] is None
     assert run.summary["metrics"]["patch_auc"]["mean"] is not None
+
+
+def test_models_without_evidence_are_tested_on_their_scores_alone(folder, tmp_path):
+    run = fit(folder, tmp_path / "run", tile_labels=folder / "tiles", fold=0, model="ibmil", model_options={})
+    assert run.summary["metrics"]["patch_auc"]["mean"] is not None
+    assert not [name for name in run.summary["metrics"] if name.startswith("evidence")]
+
+
+def test_evidence_on_another_cohort(folder, run, tmp_path):
+    predictor = psamil.load(run.folder)
+    cohort = open_like(predictor, folder, folder / "labels.csv", cache=folder.parent / "cache")
+    found = evaluate_run(predictor, cohort.with_tile_labels(folder / "tiles"), tmp_path / "out", overlap="allow")
+    slides = []
+    for sample in cohort.samples:
+        bag = cohort.load(sample)
+        evidence = predictor.predict(bag).tile_evidence.squeeze(1).double().numpy()
+        for i, slide in enumerate(bag.slide_ids):
+            tiles = slice(int(bag.slides[i]), int(bag.slides[i + 1]))
+            slides.append(
+                ScoredSlide(bag.xy[tiles].double().numpy(), evidence[tiles], np.load(folder / "tiles" / f"{slide}.npy"))
+            )
+    metrics = found["localisation"]["metrics"]
+    assert metrics["evidence_patch_auc"]["estimate"] == pytest.approx(patch_auc(slides))
+    assert metrics["evidence_froc_tile@6"]["estimate"] == pytest.approx(tile_froc(slides).score())
+    assert list(metrics) == list(LOCALISATION_METRICS)

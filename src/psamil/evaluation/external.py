@@ -23,11 +23,13 @@ from psamil.errors import DataError, OptionError, one_of
 from psamil.evaluation.experiment import write_table
 from psamil.evaluation.exported import read_config
 from psamil.evaluation.fold_localisation import (
+    EVIDENCE,
+    SCORES,
     TILE_SCORES_FILE,
     ScoredPart,
     by_slide,
     knows_places,
-    localisation_metrics,
+    metrics_of_maps,
     threshold_of_tiles,
 )
 from psamil.evaluation.intervals import Interval, bootstrap_interval
@@ -35,6 +37,7 @@ from psamil.evaluation.predictor import Member, Prediction, Predictor
 from psamil.evaluation.resampling import Statistic, auc_statistic, concordance_statistic, statistic_of_rows
 from psamil.evaluation.run_folder import DATA, METRICS_FILE, PREDICTIONS_FILE, SPLITS_FILE, data_of
 from psamil.evaluation.scores import by_patient, score, truth
+from psamil.evaluation.tile_maps import evidence_for_second_class
 from psamil.files import without_nan, write_json
 from psamil.training.metrics import Integers
 from psamil.training.tasks import Task
@@ -126,7 +129,7 @@ def evaluate_run(
     if not len(cohort):
         raise OptionError("no sample is left to evaluate on: all were in the training data of the run")
     predictor.task.targets(cohort.outcome)  # refuses an outcome of another kind, and unknown classes
-    predictions, scored = _predicted(predictor, cohort, progress)
+    predictions, maps = _predicted(predictor, cohort, progress)
     table = _table(predictions, cohort)
     intervals = score_with_intervals(by_patient(table), predictor.task, predictor.threshold)
     result = {
@@ -143,8 +146,8 @@ def evaluate_run(
     }
     if cohort.tile_labels is not None:
         origin_of_labels = {} if annotations is None else {"annotations": dict(annotations)}
-        result["localisation"] = _localised(predictor, scored, with_lesions=knows_places(cohort)) | origin_of_labels
-        scored.save(out / TILE_SCORES_FILE)
+        result["localisation"] = _localised(predictor, maps, with_lesions=knows_places(cohort)) | origin_of_labels
+        maps[SCORES].save(out / TILE_SCORES_FILE)
     write_table(out / PREDICTIONS_FILE, table)
     result = without_nan(result)
     write_json(out / METRICS_FILE, result)
@@ -220,8 +223,8 @@ def _was_seen(sample: Sample, samples: set[str], patients: set[str]) -> bool:
 
 def _predicted(
     predictor: Predictor, cohort: Cohort, progress: Callable[[Sequence[Sample]], Iterable[Sample]]
-) -> tuple[list[Prediction], ScoredPart]:
-    """Of each sample; and of the tiles of each slide, the mean over the models."""
+) -> tuple[list[Prediction], dict[str, ScoredPart]]:
+    """Of each sample; and maps of the tiles of all slides, the mean over the models."""
     places: list[tuple[Tensor, Tensor]] = []
 
     def bags() -> Iterator[Bag]:
@@ -231,21 +234,30 @@ def _predicted(
             yield bag
 
     predictions = predictor.predict(bags())
-    return predictions, ScoredPart.of(
-        scored
-        for sample, (xy, slides), prediction in zip(cohort.samples, places, predictions, strict=True)
-        for scored in by_slide(cohort, sample, xy, slides, prediction.tile_scores)
-    )
+    kinds: dict[str, list[Tensor | None]] = {
+        SCORES: [prediction.tile_scores for prediction in predictions],
+        EVIDENCE: [evidence_for_second_class(prediction.tile_evidence) for prediction in predictions],
+    }
+    return predictions, {
+        kind: ScoredPart.of(
+            scored
+            for sample, (xy, slides), values in zip(cohort.samples, places, of_samples, strict=True)
+            if values is not None
+            for scored in by_slide(cohort, sample, xy, slides, values)
+        )
+        for kind, of_samples in kinds.items()
+        if kind == SCORES or not any(values is None for values in of_samples)
+    }
 
 
-def _localised(predictor: Predictor, scored: ScoredPart, *, with_lesions: bool) -> dict[str, Any]:
+def _localised(predictor: Predictor, maps: Mapping[str, ScoredPart], *, with_lesions: bool) -> dict[str, Any]:
     """Metrics of localisation. The threshold of the patch F1 is the mean of those of the folds, if all have one."""
     thresholds = [threshold_of_tiles(member.path.parent) for member in predictor.members]
     threshold = float(np.mean(thresholds))  # NaN if one is
-    metrics = localisation_metrics(scored.labelled, threshold, with_lesions=with_lesions)
+    metrics = metrics_of_maps(maps, threshold, with_lesions=with_lesions)
     return {
-        "slides": len(scored.scores),
-        "labelled_slides": len(scored.labelled),
+        "slides": len(maps[SCORES].scores),
+        "labelled_slides": len(maps[SCORES].labelled),
         "threshold": threshold,
         "metrics": {name: {"estimate": value} for name, value in metrics.items()},
     }

@@ -1,15 +1,18 @@
 """Where a model looked, against labels of tiles: scores of tiles kept in a file, metrics of localisation beside them.
 
 Tiles are scored by ``ModelOutput.tile_scores``, which no label of a tile has touched; the scores of a fold are the mean
-over its seeds, as its predictions are. Slides without labels are left out; those without a lesion count, for their
-false positives. Lesions are those of the label files, or groups of touching labelled tiles of any size where these
-number none; where positions are not those of the files, nobody knows which tiles touch, and ``froc_lesion`` is NaN.
-The threshold of the patch F1 is that of the highest F1 on the validation part.
+over its seeds, as its predictions are. A model of two classes that also says what each tile speaks for
+(``ModelOutput.tile_evidence``, for the second class) is tested on that as well, by the metrics named ``evidence_...``.
+
+Slides without labels are left out; those without a lesion count, for their false positives. Lesions are those of the
+label files, or groups of touching labelled tiles of any size where these number none; where positions are not those of
+the files, nobody knows which tiles touch, and ``froc_lesion`` is NaN. The threshold of the patch F1 is that of the
+highest F1 on the validation part.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -21,6 +24,7 @@ from torch import Tensor
 
 from psamil.cohort import Cohort, Sample, Split
 from psamil.evaluation.localisation import ScoredSlide, lesion_froc, patch_auc, patch_f1, tile_froc
+from psamil.evaluation.tile_maps import evidence_for_second_class, mean_evidence, mean_scores
 from psamil.files import read_json, without_nan, write_json
 from psamil.training.fold import MODEL_FILE
 from psamil.training.metrics import threshold_of_best_f1
@@ -37,7 +41,12 @@ LOCALISATION_METRICS = (
     "froc_tile@6",
     "aufroc_tile@8",
     "froc_lesion",
+    "evidence_patch_auc",
+    "evidence_patch_auc_per_slide",
+    "evidence_froc_tile@6",
+    "evidence_froc_lesion",
 )
+SCORES, EVIDENCE = "scores", "evidence"  # kinds of maps
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,7 +96,8 @@ def localise_fold(cohort: Cohort, split: Split, jobs: Sequence[Path], folder: Pa
     if written.exists() and read_json(written).get("labels") == labels:
         return
     models = [SavedModel.load(job / MODEL_FILE) for job in jobs]
-    scored = {name: ScoredPart.of(_scored(part, models)) for name, part in parts.items()}
+    maps = {name: _scored(part, models) for name, part in parts.items()}
+    scored = {name: of_part[SCORES] for name, of_part in maps.items()}
     scored["test"].save(folder / TILE_SCORES_FILE)
     threshold = scored["val"].best_threshold()
     about = {
@@ -95,19 +105,24 @@ def localise_fold(cohort: Cohort, split: Split, jobs: Sequence[Path], folder: Pa
         "threshold": threshold,
         "slides": {name: len(part.scores) for name, part in scored.items()},
         "labelled_slides": {name: len(part.labelled) for name, part in scored.items()},
-        "test": localisation_metrics(scored["test"].labelled, threshold, with_lesions=knows_places(cohort)),
+        "test": metrics_of_maps(maps["test"], threshold, with_lesions=knows_places(cohort)),
     }
     write_json(written, without_nan(about))
 
 
 @torch.no_grad()
-def _scored(cohort: Cohort, models: Sequence[SavedModel]) -> Iterator[tuple[str, Tensor, ScoredSlide | None]]:
-    """Of each slide; the mean over the models."""
+def _scored(cohort: Cohort, models: Sequence[SavedModel]) -> dict[str, ScoredPart]:
+    """Maps of every kind that the models have, of all slides; the mean over the models."""
+    found: dict[str, list[tuple[str, Tensor, ScoredSlide | None]]] = {SCORES: []}
     loader = loader_for(models[0].model, cohort, models[0].about["in_dim"])
     batches = loader.batches([sample] for sample in cohort.samples)
     for sample, batch in zip(cohort.samples, batches, strict=True):
-        scores = torch.stack([model.model(batch).tile_scores.float().cpu() for model in models]).mean(0)
-        yield from by_slide(cohort, sample, batch.xy, batch.slides, scores)
+        outputs = [model.model(batch) for model in models]
+        evidence = evidence_for_second_class(mean_evidence(outputs))
+        for kind, values in ((SCORES, mean_scores(outputs)), (EVIDENCE, evidence)):
+            if values is not None:
+                found.setdefault(kind, []).extend(by_slide(cohort, sample, batch.xy, batch.slides, values))
+    return {kind: ScoredPart.of(slides) for kind, slides in found.items()}
 
 
 def by_slide(
@@ -133,7 +148,7 @@ def knows_places(cohort: Cohort) -> bool:
 def localisation_metrics(
     slides: Sequence[ScoredSlide], threshold: float, *, with_lesions: bool = True
 ) -> dict[str, float]:
-    """All of ``LOCALISATION_METRICS``, defined in :mod:`psamil.evaluation.localisation`; nothing without slides.
+    """Those of one map, defined in :mod:`psamil.evaluation.localisation`; nothing without slides.
 
     Args:
         slides: with labels.
@@ -151,7 +166,17 @@ def localisation_metrics(
         tiles.area(),
         lesion_froc(slides).score() if with_lesions else np.nan,
     )
-    return dict(zip(LOCALISATION_METRICS, values, strict=True))
+    return dict(zip(LOCALISATION_METRICS[: len(values)], values, strict=True))
+
+
+def metrics_of_maps(maps: Mapping[str, ScoredPart], threshold: float, *, with_lesions: bool) -> dict[str, float]:
+    """All of ``LOCALISATION_METRICS`` that the maps allow. The threshold is for the patch F1 of the scores."""
+    found = localisation_metrics(maps[SCORES].labelled, threshold, with_lesions=with_lesions)
+    if EVIDENCE in maps:
+        of_evidence = localisation_metrics(maps[EVIDENCE].labelled, np.nan, with_lesions=with_lesions)
+        named = {f"{EVIDENCE}_{name}": value for name, value in of_evidence.items()}
+        found |= {name: value for name, value in named.items() if name in LOCALISATION_METRICS}
+    return found
 
 
 def localisation_of(jobs: Sequence[Path]) -> dict[str, Any] | None:

@@ -26,6 +26,7 @@ from psamil.errors import DataError, OptionError
 from psamil.evaluation.exported import check_models, read_config
 from psamil.evaluation.hub import local_folder
 from psamil.evaluation.run_folder import METRICS_FILE, RUN_FILE
+from psamil.evaluation.tile_maps import mean_evidence, mean_scores
 from psamil.files import read_json
 from psamil.spatial import Layout
 from psamil.training.class_tasks import ClassificationTask, MultiLabelTask
@@ -83,6 +84,7 @@ class Prediction:
     tile_scores: Tensor  # (tiles,) how much the prediction rests on each, raw, mean over the models
     models: int
     note: str = ""  # a reason for doubt
+    tile_evidence: Tensor | None = None  # (tiles, n_out) for and against each output, on the scale of the logits
 
     @property
     def probabilities(self) -> dict[str, float]:
@@ -186,7 +188,8 @@ class Predictor:
             low={name: np.nan if alone else float(of_models.min()) for name, of_models in columns.items()},
             high={name: np.nan if alone else float(of_models.max()) for name, of_models in columns.items()},
             predicted=self._choice(values),
-            tile_scores=torch.stack([output.tile_scores.float().cpu() for output in outputs]).mean(0),
+            tile_scores=mean_scores(outputs),
+            tile_evidence=mean_evidence(outputs),
             models=len(self),
             note=self._note(bag),
         )
