@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from psamil.cohort import simulate
+from psamil.training.timing import TIMING_FILE
 
 FOLDS = 3
 POLL_S = 0.0005
@@ -154,8 +155,14 @@ def tell(number: int, kill: Kill) -> None:
 
 
 def differences(left_alone: Path, killed: Path) -> list[str]:
-    """Names of files that only one of the runs has, or whose content is not the same."""
-    runs = [{file.relative_to(run): file for file in run.rglob("*") if file.is_file()} for run in (left_alone, killed)]
+    """Names of files that only one of the runs has, or whose content is not the same.
+
+    The seconds that epochs took are never the same: they have a file of their own, which is not compared.
+    """
+    runs = [
+        {file.relative_to(run): file for file in run.rglob("*") if file.is_file() and file.name != TIMING_FILE}
+        for run in (left_alone, killed)
+    ]
     for files in runs:
         for name in [name for name in files if name.name.startswith(".") and name.suffix == ".tmp"]:
             print(f"left behind by a killed process: {files.pop(name)}")

@@ -74,7 +74,7 @@ def make_run(
         score = f"validation {task.score_name}"
         lines = [
             f'{{"epoch": {e}, "loss": {1 / (e + 1)}, "{score}": {0.5 + e / 10}'
-            + (f', "radii_steps": [[{7 - e}, {7 + e}]]' if radii else "")
+            + (f', "head_similarity": {2.5 - e}, "radii_steps": [[{7 - e}, {7 + e}]]' if radii else "")
             + "}\n"
             for e in range(3)
         ]

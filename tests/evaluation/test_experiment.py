@@ -24,6 +24,7 @@ from psamil.files import Lock, read_json
 from psamil.training.fold import MODEL_FILE
 from psamil.training.saved_model import SavedModel
 from psamil.training.settings import TrainingSettings
+from psamil.training.timing import TIMING_FILE
 
 SMALL = {"heads": 2, "head_dim": 8}
 
@@ -46,10 +47,11 @@ def splits(cohort):
 
 
 def files_of(run: Path) -> dict[str, bytes]:
+    """All but locks, and the times that epochs took, which are never the same."""
     return {
         str(file.relative_to(run)): file.read_bytes()
         for file in sorted(run.rglob("*"))
-        if file.is_file() and file.name != "lock"
+        if file.is_file() and file.name not in ("lock", TIMING_FILE)
     }
 
 
@@ -223,7 +225,12 @@ def test_stopped_after_any_write_it_ends_with_the_same_bits(cohort, splits, tmp_
                 stop += 1
             else:
                 break
-        expected = ["run.json", "splits.json", *["history.jsonl", "state.safetensors"] * 2, "model.safetensors"]
+        expected = [
+            "run.json",
+            "splits.json",
+            *["timing.jsonl", "history.jsonl", "state.safetensors"] * 2,
+            "model.safetensors",
+        ]
         assert written == [*expected, "predictions.csv", "metrics.json", "predictions.csv", "summary.json"]
 
 

@@ -114,6 +114,15 @@ def test_every_model_has_tile_scores_and_a_prediction(name):
         assert explanation.rows(3) == []
 
 
+def test_heads_that_look_at_the_nearest_tiles_are_not_shown_as_discs():
+    saved, bag = saved_model("psa", **MODELS["psa"], neighbours="nearest"), bag_of("lattice")
+    explanation = explain_bag(saved, bag)
+    assert explanation.heads == ()
+    assert explanation.similarity is None
+    assert explanation.rows(3) == []
+    torch.testing.assert_close(explanation.tile_scores, saved.model(PackedBags.of(bag)).tile_scores.detach())
+
+
 @pytest.mark.parametrize("task", [TWO_CLASSES, THREE_CLASSES, LABELS], ids=["two", "three", "labels"])
 @pytest.mark.parametrize("name", ["psa", "abmil", "psa_evidence"])
 def test_the_prediction_is_the_evidence_by_shares(name, task):

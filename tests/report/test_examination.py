@@ -24,6 +24,7 @@ from psamil.report.examination_figures import (
 from psamil.report.run_report import write_report
 from psamil.training.saved_model import SavedModel
 from psamil.training.settings import TrainingSettings
+from psamil.training.timing import TIMING_FILE
 from tests.evaluation.made_runs import make_run, make_splits
 from tests.readers.layouts import N, corners, trident_attributes, write_trident
 from tests.report.test_run_report import Tags
@@ -38,6 +39,9 @@ def study(tmp_path_factory):
     folder, splits = tmp_path_factory.mktemp("study"), make_splits()
     make_run(folder / "psa", splits, signal=2.0, settings=PSA, radii=True)
     make_run(folder / "mean", splits, signal=0.5, seed=1)
+    for fold in range(len(splits)):
+        lines = [f'{{"epoch": {e}, "seconds": {9 - 4 * e}, "peak_memory_mb": {1000 + fold}}}\n' for e in range(3)]
+        (folder / "psa" / "folds" / str(fold) / "seed-0" / TIMING_FILE).write_text("".join(lines))
     random = np.random.default_rng(0)
     (folder / "labels").mkdir()
     for fold in splits.folds:
@@ -186,6 +190,7 @@ def test_tables(seen):
     head, rows = cost_rows(seen.runs)
     assert [len(row) for row in rows] == [len(head)] * 2
     assert rows[0][2] == str(N)
+    assert [row[-2:] for row in rows] == [["5", "1,002"], ["-", "-"]]  # the median of 9, 5 and 1; the highest
     head, rows = faithfulness_rows(seen.runs)
     assert [row[:2] for row in rows] == [["psa", "9"], ["mean", "9"]]
     assert [of_thousands(value) for value in (3, 1234, 2.5e9, 7e13)] == ["3", "1.23 k", "2.5 G", "70 T"]

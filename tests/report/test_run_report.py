@@ -122,6 +122,7 @@ def test_figures_of_classes(folders, tmp_path):
         "Calibration",
         "Confusion",
         "Learned radii",
+        "Similarity of heads in training",
         "Training",
     ]
     assert page_of(comparison, tmp_path) == page_of(comparison, tmp_path)  # the same bytes each time
@@ -131,6 +132,7 @@ def test_one_run_alone(folders, tmp_path):
     page = page_of(compare_runs(folders[1:]), tmp_path)
     assert "Differences" not in page
     assert "Learned radii" not in page
+    assert "Similarity of heads" not in page
 
 
 def test_survival_by_risk_group(tmp_path):

@@ -381,5 +381,6 @@ def test_history_has_no_clock_and_knows_the_radii(cohort, split, tmp_path):
     train_fold(cohort, split, PSA, tmp_path)
     lines = [json.loads(line) for line in (tmp_path / HISTORY_FILE).read_text().splitlines()]
     assert [line["epoch"] for line in lines] == [0, 1, 2]
-    assert lines[0].keys() == {"epoch", "loss", "lr", "validation auc", "validation loss", "radii_steps"}
+    validation = {"validation auc", "validation loss", "head_similarity"}
+    assert lines[0].keys() == {"epoch", "loss", "lr", *validation, "radii_steps"}
     assert np.shape(lines[0]["radii_steps"]) == (1, 2)

@@ -3,7 +3,8 @@
 RUN/
   run.json                     settings, data, where its features are, their fingerprint, hash of the splits, versions
   splits.json
-  folds/<fold>/seed-<seed>/    history.jsonl, model.safetensors, predictions.csv, metrics.json (written last)
+  folds/<fold>/seed-<seed>/    history.jsonl, model.safetensors, predictions.csv, metrics.json (written last);
+                               timing.jsonl, the only file that is not the same when a training is done again
   folds/<fold>/                with labels of tiles: tile_scores.safetensors of the test part, localisation.json
   predictions.csv              test predictions of all finished folds, mean over seeds
   summary.json                 metrics: mean and standard deviation over folds, intervals over patients

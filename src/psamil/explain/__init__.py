@@ -9,10 +9,10 @@
 
 from psamil.explain.explaining import explain_bag
 from psamil.explain.explanation import Explanation, Head
-from psamil.explain.head_similarity import head_similarity
 from psamil.explain.models_of import ModelOf, models_for
 from psamil.explain.occlusion import OcclusionCurve, occlude
 from psamil.explain.posterior_sums import posterior_sums
+from psamil.models.head_similarity import head_similarity
 
 __all__ = [
     "Explanation",

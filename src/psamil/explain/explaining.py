@@ -10,11 +10,12 @@ from torch import Tensor, nn
 from psamil.bag import Bag, PackedBags
 from psamil.errors import DataError
 from psamil.explain.explanation import Explanation, Head
-from psamil.explain.head_similarity import head_similarity
 from psamil.explain.posterior_sums import posterior_sums
+from psamil.explain.tile_rows import has_discs
 from psamil.models.camil import CAMIL
 from psamil.models.clam import CLAM
 from psamil.models.evidence import PSAEvidence
+from psamil.models.head_similarity import head_similarity
 from psamil.models.ibmil import IBMIL
 from psamil.models.pooling import ABMIL
 from psamil.models.sm_mil import SmABMIL
@@ -30,7 +31,7 @@ def explain_bag(saved: SavedModel, bag: Bag, *, temperature: float = 1.0) -> Exp
     """What a model says about a bag, and why. Time O(n K^2) and memory O(n) for models with posterior attention.
 
     Any registered model has tile scores. One with posterior attention also has heads, if it offers its layers as
-    :meth:`psamil.models.psa.PSAMIL.attention_layers` does, and ``priors``.
+    :meth:`psamil.models.psa.PSAMIL.attention_layers` does, and ``priors``; not one that looks at the nearest tiles.
 
     Args:
         saved: the model; computed where its parameters are.
@@ -78,7 +79,7 @@ def _shares(model: nn.Module, scores: Tensor) -> Tensor | None:
 
 def _heads(model: Any, batch: PackedBags) -> tuple[tuple[Head, ...], Tensor | None]:
     """Those of all layers, and how alike they are, (layers, heads, heads); nothing if there is no such attention."""
-    if not getattr(model, "priors", ()) or not hasattr(model, "attention_layers"):
+    if not has_discs(model):
         return (), None
     heads: list[Head] = []
     similarities = []

@@ -14,8 +14,15 @@ from torch import Tensor
 
 from psamil.bag import Bag, PackedBags
 from psamil.errors import OptionError
+from psamil.models.psa import NearestAttention
 from psamil.spatial import PosteriorRow, posterior_rows
 from psamil.spatial.reference import squared_radius
+
+
+def has_discs(model: Any) -> bool:
+    """Whether a model has heads that can be shown: those of posterior attention within discs, not of nearest tiles."""
+    looks_at_nearest = any(isinstance(module, NearestAttention) for module in model.modules())
+    return bool(getattr(model, "priors", ())) and hasattr(model, "attention_layers") and not looks_at_nearest
 
 
 @torch.no_grad()
@@ -23,7 +30,7 @@ def rows_of_tile(model: Any, bag: Bag, tile: int) -> list[PosteriorRow]:
     """The rows of the posterior of a tile, for all heads of all layers; none if the model has no such attention."""
     if not 0 <= tile < bag.n:
         raise OptionError(f"tile must be from 0 to {bag.n - 1}, got {tile}: {bag.id!r} has {bag.n} tiles")
-    if not hasattr(model, "attention_layers"):
+    if not has_discs(model):
         return []
     near = _tiles_around(bag, tile, _reach_steps(model))
     batch = PackedBags.of(Bag(bag.features[near], bag.xy[near])).to(next(model.parameters()).device)

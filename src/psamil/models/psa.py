@@ -9,7 +9,7 @@ of the heads apart.
 
 Time O(n K^2), memory O(n). Where this differs from the authors' code on purpose: exact discs instead of the nearest
 round(pi K^2) tiles, raw logits out, no floor under the prior, radii that cannot get stuck at their bounds, a diversity
-loss that has a gradient.
+loss that has a gradient. The preset "legacy" takes their neighbours and their diversity loss for comparison; O(n^2).
 
 Peled, Maruvka, Freiman: PSA-MIL: A Probabilistic Spatial Attention-Based Multiple Instance Learning for Whole Slide
 Image Classification. WACV 2026.
@@ -24,7 +24,8 @@ import torch
 from torch import Tensor
 
 from psamil.bag import PackedBags
-from psamil.errors import one_of
+from psamil.errors import OptionError, one_of
+from psamil.models.nearest import nearest_attention
 from psamil.models.output import ModelOutput
 from psamil.models.registry import register_model
 from psamil.models.tiles import GatedScore
@@ -41,7 +42,15 @@ from psamil.spatial import (
 )
 from psamil.spatial.diversity import FORMS
 
-__all__ = ["PRESETS", "PSAMIL", "Adapter", "GatedScore", "SpatialAttention", "psa"]
+__all__ = ["PRESETS", "PSAMIL", "PSA_PRESETS", "Adapter", "GatedScore", "NearestAttention", "SpatialAttention", "psa"]
+
+_AUTHORS = {"tau": 1e-3, "k_min": 1.0, "k_max": 25.0, "k_init": 7.0, "alpha": 1e-3}  # for all cohorts
+
+PSA_PRESETS: dict[str, dict[str, Any]] = {
+    **{name: sizes | _AUTHORS for name, sizes in PRESETS.items()},
+    "legacy": PRESETS["paper-crc"] | _AUTHORS | {"neighbours": "nearest", "diversity": "binning"},
+}
+"""The authors' published configurations of PSA; ``legacy`` also behaves as their code does, see ``docs/legacy.md``."""
 
 
 class SpatialAttention(MultiHeadAttention):
@@ -56,12 +65,25 @@ class SpatialAttention(MultiHeadAttention):
         return posterior_attention(q, k, v, xy, prior.theta, decay=prior.decay, tau=prior.tau, layout=layout)
 
 
+class NearestAttention(SpatialAttention):
+    """The same over the nearest tiles instead of a disc, as in the authors' code (:mod:`psamil.models.nearest`)."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, xy: Tensor, layout: Layout) -> Tensor:
+        prior = self.prior
+        return nearest_attention(q, k, v, prior.theta, decay=prior.decay, tau=prior.tau, layout=layout)
+
+
+NEIGHBOURS: dict[str, type[SpatialAttention]] = {"disc": SpatialAttention, "nearest": NearestAttention}
+
+
 class PSAMIL(Trunk):
     """The model of the paper.
 
     Args:
         decay: "exponential", "gaussian", "cauchy" or a decay object.
         tau: prior below which a tile is pruned.
+        neighbours: tiles that a head looks at: those within its radius K ("disc"), or the round(pi K^2) nearest
+            ("nearest"), see :mod:`psamil.models.nearest`.
         k_min, k_max, k_init: bounds and initial value of the radii, in tile steps.
         alpha: weight of the diversity loss.
         diversity: form of its entropy, see :mod:`psamil.spatial.diversity`.
@@ -75,6 +97,7 @@ class PSAMIL(Trunk):
         *,
         decay: str | Decay = "gaussian",
         tau: float = 1e-3,
+        neighbours: str = "disc",
         k_min: float = 1.0,
         k_max: float = 25.0,
         k_init: float = 7.0,
@@ -84,10 +107,12 @@ class PSAMIL(Trunk):
     ) -> None:
         if diversity not in FORMS:
             raise one_of("form of diversity", diversity, FORMS)
+        if neighbours not in NEIGHBOURS:
+            raise one_of("neighbours", neighbours, NEIGHBOURS)
 
         def attention(width: int, heads: int) -> SpatialAttention:
             prior = DistancePrior(heads, decay, tau=tau, k_min=k_min, k_max=k_max, k_init=k_init)
-            return SpatialAttention(width, heads, prior)
+            return NEIGHBOURS[neighbours](width, heads, prior)
 
         super().__init__(in_dim, n_out, attention, **others)
         self.alpha, self.diversity = alpha, diversity
@@ -110,6 +135,8 @@ class PSAMIL(Trunk):
     def posterior_rows(self, batch: PackedBags, tiles: Sequence[int], layer: int = 0) -> list[list[PosteriorRow]]:
         """Why tiles attend where they attend: ``rows[i][h]`` is head h of tile ``tiles[i]`` of the batch."""
         attention, x = next(islice(self.attention_layers(batch), layer, None))
+        if isinstance(attention, NearestAttention):
+            raise OptionError('rows of the posterior are those of discs; this model has neighbours="nearest"')
         q, k, _ = attention.project(x)
         prior = attention.prior
         queries = torch.as_tensor(tiles)
@@ -128,5 +155,5 @@ class PSAMIL(Trunk):
 
 @register_model
 def psa(in_dim: int, n_out: int, *, preset: str | None = None, **options: Any) -> PSAMIL:
-    """PSA-MIL; ``preset`` names the sizes of one of the authors' configurations (:data:`PRESETS`)."""
-    return PSAMIL(in_dim, n_out, **with_preset(preset, options))
+    """PSA-MIL; ``preset`` names one of the authors' configurations (:data:`PSA_PRESETS`)."""
+    return PSAMIL(in_dim, n_out, **with_preset(preset, options, PSA_PRESETS))

@@ -33,25 +33,40 @@ class SelfAttention(nn.Module):
         self.heads = heads
         self.qkv = nn.Linear(width, 3 * width, bias=False)
 
-    def forward(self, x: Tensor, norm: nn.Module, offsets: Sequence[int]) -> list[Tensor]:
-        """(n, d) for each head, of tokens norm(x) (n, width); ``offsets`` (s + 1) say where each sequence begins.
+    def forward(self, x: Sequence[Tensor], norm: nn.Module, offsets: Sequence[int]) -> list[Tensor]:
+        """(n, d) for each head, of tokens norm(x) (n, width).
 
         Norm, queries, keys and values are computed again in the backward pass.
+
+        Args:
+            x: the tokens, :func:`~psamil.models.recompute.in_parts`.
+            norm: of each token.
+            offsets: (s + 1) where each sequence begins.
         """
         weights = self.qkv.weight.unflatten(0, (3, self.heads, -1)).unbind(1)  # (3, d, width) each
         return [recomputed(_head, x, norm, offsets, weight, keep_attention=True) for weight in weights]
 
 
-def _head(x: Tensor, norm: nn.Module, offsets: Sequence[int], weight: Tensor) -> Tensor:
+def _head(x: Sequence[Tensor], norm: nn.Module, offsets: Sequence[int], weight: Tensor) -> Tensor:
     """(n, d) of the head with the weights (3, d, width) of queries, keys and values."""
-    qkv = linear(norm(x), weight.flatten(0, 1)).unflatten(1, (3, -1)).transpose(0, 1)  # (3, n, d)
+
+    def project(x: Tensor) -> Tensor:
+        tokens = norm(x)
+        return torch.stack([linear(tokens, one) for one in weight], 1)
+
+    qkv = by_rows(project, x).transpose(0, 1)  # (3, n, d)
     sequences = [
-        scaled_dot_product_attention(q[None, None], k[None, None], v[None, None])[0, 0]
+        scaled_dot_product_attention(q[None, None], k[None, None], v[None, None]).flatten(0, 2)
         for q, k, v in (qkv[:, a:b] for a, b in pairwise(offsets) if b > a)
     ]
     if len(sequences) == 1:
         return sequences[0]
     return torch.cat(sequences) if sequences else qkv[2]
+
+
+def two_layers(width: int, mlp_ratio: int) -> nn.Sequential:
+    """The MLP of a block."""
+    return nn.Sequential(nn.Linear(width, mlp_ratio * width), nn.GELU(), nn.Linear(mlp_ratio * width, width))
 
 
 class TransformerBlock(nn.Module):
@@ -78,18 +93,13 @@ class TransformerBlock(nn.Module):
         self.norm1 = nn.LayerNorm(width)
         self.attention = attention
         self.norm2 = nn.LayerNorm(width)
-        self.mlp = nn.Sequential(nn.Linear(width, mlp_ratio * width), nn.GELU(), nn.Linear(mlp_ratio * width, width))
+        self.mlp = two_layers(width, mlp_ratio)
         self.dropout = nn.Dropout(dropout)
         self.recompute_mlp = recompute_mlp
 
     def forward(self, x: Tensor, *context: Any) -> Tensor:
-        x = x + self.dropout(self.attend(x, *context))
+        x = x + self.dropout(self.attention(self.norm1(x), *context))
         return by_rows(self._with_mlp, x) if self.recompute_mlp else self._with_mlp(x)
-
-    def attend(self, x: Tensor, *context: Any) -> Tensor:
-        """What the attention adds to tokens x, before dropout."""
-        added: Tensor = self.attention(self.norm1(x), *context)
-        return added
 
     def _with_mlp(self, x: Tensor) -> Tensor:
         return x + self.mlp(self.norm2(x))

@@ -9,7 +9,7 @@ sum_i softmax_i(a_i) head(x_i). What differs between models of this trunk is the
 encoded before it: see :mod:`psamil.models.psa` and :mod:`psamil.models.variants`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -21,22 +21,26 @@ from psamil.models.tiles import GatedScore, attention_pooling, tile_features
 from psamil.models.transformer import TransformerBlock
 from psamil.spatial import Layout
 
-PRESETS: dict[str, dict[str, int]] = {
-    "paper-crc": {"heads": 3, "head_dim": 96},
-    "paper-stad": {"heads": 3, "head_dim": 96},
-    "paper-camelyon16": {"heads": 3, "head_dim": 192},
-    "paper-demo": {"heads": 3, "head_dim": 32},
+_AUTHORS = {"heads": 3, "depth": 1, "adapter_layers": 2, "mlp_ratio": 4, "pooling": "linear"}  # for all cohorts
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "paper-crc": {**_AUTHORS, "head_dim": 96},
+    "paper-stad": {**_AUTHORS, "head_dim": 96},
+    "paper-camelyon16": {**_AUTHORS, "head_dim": 192},
+    "paper-demo": {**_AUTHORS, "head_dim": 32},
 }
-"""Sizes of the authors' published configurations."""
+"""The trunk in the authors' published configurations, whose cohorts differ in ``head_dim`` alone."""
 
 
-def with_preset(preset: str | None, options: dict[str, Any]) -> dict[str, Any]:
-    """The options of a model, and where they leave sizes open, those of the preset."""
+def with_preset(
+    preset: str | None, options: dict[str, Any], presets: Mapping[str, dict[str, Any]] = PRESETS
+) -> dict[str, Any]:
+    """The options of a model, and what they leave open, as the preset has it."""
     if preset is None:
         return options
-    if preset not in PRESETS:
-        raise one_of("preset", preset, PRESETS)
-    return {**PRESETS[preset], **options}
+    if preset not in presets:
+        raise one_of("preset", preset, presets)
+    return {**presets[preset], **options}
 
 
 def layout_of(batch: PackedBags) -> Layout:

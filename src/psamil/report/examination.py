@@ -28,6 +28,7 @@ from psamil.report.overviews import Overview
 from psamil.slides.slide import find_slides
 from psamil.spatial import Layout
 from psamil.training.saved_model import SavedModel
+from psamil.training.timing import read_timing
 
 SLIDES_PER_FOLD = 3  # that models are run on again and again
 SHARES = (0.02, 0.05, 0.1, 0.2, 0.4)  # of the tiles that are taken away
@@ -54,6 +55,7 @@ class RunExamination:
     similarity: dict[int, Tensor] = field(default_factory=dict)  # by fold: (layers, heads, heads), mean over slides
     occlusions: list[OcclusionCurve] = field(default_factory=list)  # of slides
     costs: list[SlideCost] = field(default_factory=list)  # of slides
+    timing: list[dict[str, Any]] = field(default_factory=list)  # of the epochs of all its trainings, as far as known
 
 
 @dataclass(eq=False)
@@ -145,6 +147,7 @@ def _examine_run(tested: RunOnSlides, track: Track, left_out: list[str]) -> RunE
     chosen = [(fold, slide) for fold, names in sorted(by_fold.items()) for slide in names[:SLIDES_PER_FOLD]]
     saved = SavedModel.load(tested.models(chosen[0][1])[0])
     seen = RunExamination(tested.run.name, sum(weights.numel() for weights in saved.model.parameters()))
+    seen.timing = [record for _, job in tested.run.jobs() for record in read_timing(job)]
     similarity: dict[int, list[Tensor]] = {}
     for fold, slide in track(chosen, f"examining {tested.run.name}"):
         try:

@@ -123,7 +123,7 @@ def faithfulness_rows(runs: Sequence[RunExamination]) -> tuple[list[str], list[l
 
 
 def cost_rows(runs: Sequence[RunExamination]) -> tuple[list[str], list[list[str]]]:
-    """Head and rows of a table: parameters, and what a prediction takes."""
+    """Head and rows of a table: parameters, what a prediction takes, and what training took."""
     head = [
         "run",
         "parameters",
@@ -132,11 +132,14 @@ def cost_rows(runs: Sequence[RunExamination]) -> tuple[list[str], list[list[str]
         "FLOPs per tile",
         "ms per slide",
         "tiles per second",
+        "s per epoch",
+        "peak memory, MB",
     ]
     rows = []
     for run in runs:
+        training = _training_cost(run)
         if not run.costs:
-            rows.append([run.name, f"{run.parameters:,}", *"-----"])
+            rows.append([run.name, f"{run.parameters:,}", *"-----", *training])
             continue
         tiles, flops = sum(cost.tiles for cost in run.costs), sum(cost.flops for cost in run.costs)
         seconds = sum(cost.seconds for cost in run.costs)
@@ -149,9 +152,18 @@ def cost_rows(runs: Sequence[RunExamination]) -> tuple[list[str], list[list[str]
                 of_thousands(flops / max(tiles, 1)),
                 f"{1000 * seconds / len(run.costs):.3g}",
                 f"{float(f'{tiles / seconds:.2g}'):,.0f}",
+                *training,
             ]
         )
     return head, rows
+
+
+def _training_cost(run: RunExamination) -> list[str]:
+    """Seconds of an epoch, the median, and the highest peak of memory."""
+    if not run.timing:
+        return ["-", "-"]
+    peak_mb = max(record["peak_memory_mb"] for record in run.timing)
+    return [f"{median(record['seconds'] for record in run.timing):.3g}", f"{peak_mb:,.0f}"]
 
 
 def of_thousands(value: float) -> str:

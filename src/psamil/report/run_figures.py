@@ -1,4 +1,4 @@
-"""Figures of finished runs: those of classes, survival by risk group, learned radii, training."""
+"""Figures of finished runs: those of classes, survival by risk group, learned radii, similarity of heads, training."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def figures_of(runs: Sequence[FinishedRun], *, planted_steps: tuple[float, float
         makers.append(lambda: _survival(runs))
     if isinstance(task, RegressionTask):
         makers.append(lambda: _scatter(runs))
-    makers += [lambda: _radii(runs, planted_steps), lambda: _training(runs)]
+    makers += [lambda: _radii(runs, planted_steps), lambda: _similarity(runs), lambda: _training(runs)]
     with styled():
         return [drawn for drawn in (make() for make in makers) if drawn is not None]
 
@@ -171,6 +171,25 @@ def _radii(runs: Sequence[FinishedRun], planted_steps: tuple[float, float] | Non
     if length is not None:
         caption += f" A tile step is {length:.4g} µm."
     return figure("Learned radii", caption, canvas, "radii")
+
+
+def _similarity(runs: Sequence[FinishedRun]) -> Figure | None:
+    histories = {i: [read_history(job) for _, job in run.jobs()] for i, run in enumerate(runs)}
+    means = {i: _mean_of_epochs(of_run, "head_similarity") for i, of_run in histories.items() if of_run}
+    shown = {i: mean for i, mean in means.items() if not np.isnan(mean).all()}
+    if not shown:
+        return None
+    canvas, (axis,) = panels(1)
+    for i, mean in shown.items():
+        axis.plot(range(1, len(mean) + 1), mean, color=colour(i), linestyle=dash(i), label=legend_label(runs[i].name))
+    axis.set(xlabel="epoch", ylabel="similarity of heads", ylim=(0, None))
+    axis.xaxis.get_major_locator().set_params(integer=True)
+    legend_below(canvas, axis)
+    caption = (
+        "How alike heads are on the validation parts: 1 / the distance between what two of them make of a tile, "
+        "averaged over pairs, slides, folds and seeds. It depends on the scale of a model: compare how curves go."
+    )
+    return figure("Similarity of heads in training", caption, canvas, "dynamics")
 
 
 def _layers(run: FinishedRun) -> int:

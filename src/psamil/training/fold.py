@@ -1,7 +1,8 @@
 """Trains one model on one fold, and can be stopped at any moment.
 
 After every epoch the whole state is written to one file. A run that was killed goes on from there and ends with the
-same bits as one that was not: everything random is seeded by the epoch and the step, and nothing depends on the clock.
+same bits as one that was not: everything random is seeded by the epoch and the step, and nothing depends on the clock,
+which is read for ``timing.jsonl`` alone.
 The test part is only looked at when training is over; validation alone decides which epoch is kept.
 """
 
@@ -27,6 +28,7 @@ from psamil.cohort import Cohort, Split
 from psamil.errors import DataError, OptionError
 from psamil.files import atomic_write
 from psamil.models import create_model
+from psamil.models.head_similarity import watched_heads
 from psamil.spatial import parameter_groups
 from psamil.training.batches import epoch_order
 from psamil.training.devices import new_fabric
@@ -44,6 +46,7 @@ from psamil.training.state import (
     write_tensors,
 )
 from psamil.training.tasks import Task
+from psamil.training.timing import Stopwatch
 
 STATE_FILE, HISTORY_FILE, MODEL_FILE = "state.safetensors", "history.jsonl", "model.safetensors"
 STATE_FORMAT = "psamil state 1"
@@ -80,7 +83,7 @@ def train_fold(
         cohort: of all samples; only those of the training and the validation part are read.
         split: ids of the parts.
         settings: of the model and its training.
-        folder: where ``state.safetensors``, ``history.jsonl`` and ``model.safetensors`` are kept.
+        folder: where ``state.safetensors``, ``history.jsonl``, ``timing.jsonl`` and ``model.safetensors`` are kept.
         report: called after every epoch with its line of the history.
         on_step: called after every step of the optimiser with "epoch" and "step", both from 0, the number of "steps"
             of an epoch, and the "loss".
@@ -160,6 +163,7 @@ class _Training:
         self.best = _copy(self.model)
         self.steps_per_epoch = math.ceil(len(self.train) / settings.batch_samples)
         self._restore()
+        self.stopwatch = Stopwatch(folder, self.fabric.device, self.progress.epoch)
 
     def run(self) -> None:
         patience = self.settings.patience
@@ -167,12 +171,14 @@ class _Training:
             epoch = self.progress.epoch
             if patience is not None and len(self.val) and epoch - self.progress.improved_epoch > patience:
                 break
+            self.stopwatch.start()
             self._start_epoch(epoch)
             record = {"epoch": epoch, "loss": self._train_epoch(epoch), "lr": self.optimizer.param_groups[0]["lr"]}
             record |= {**self._validate(), **_radii(self.model)}
             self.progress.history.append(record)
             self.progress.epoch += 1
             if self.ranks.is_first:
+                self.stopwatch.write(epoch)
                 self._write()
                 self.tell("epoch", record)
 
@@ -259,9 +265,9 @@ class _Training:
         """
         if not len(self.val):
             self.best = _copy(self.model)
-            return {}
+            return {"head_similarity": None}
         progress = self.progress
-        logits = self._validation_logits()
+        logits, similarity = self._validation_logits()
         name, score = self.task.validation_score(self.val.outcome, logits)
         _refuse_divergence("validation score", score, progress.epoch)
         loss = self.task.validation_loss(self.val.outcome, logits)
@@ -273,15 +279,19 @@ class _Training:
             self.best = _copy(self.model)
         if getattr(self.model, "preliminary", False):
             progress.best = None  # whatever comes next is better
-        return {f"validation {name}": score, "validation loss": loss}
+        return {f"validation {name}": score, "validation loss": loss, "head_similarity": similarity}
 
-    def _validation_logits(self) -> NDArray[np.float64]:
-        """Each rank predicts its share; samples go one by one, so that the numbers are those of one process."""
-        mine = predict_logits(self.model, self.loader, self.ranks.share(self.val.samples), fabric=self.fabric)
+    def _validation_logits(self) -> tuple[NDArray[np.float64], float | None]:
+        """And how alike heads are, on average. Each rank predicts its share; samples go one by one, so that the numbers
+        are those of one process."""
+        with watched_heads(self.model) as watched:
+            mine = predict_logits(self.model, self.loader, self.ranks.share(self.val.samples), fabric=self.fabric)
         logits = np.empty((len(self.val), self.task.n_out))
-        for rank, share in enumerate(self.ranks.gather(mine)):
+        similarities: list[float] = []
+        for rank, (share, of_share) in enumerate(self.ranks.gather((mine, watched))):
             logits[rank :: self.ranks.size] = share.reshape(-1, self.task.n_out)  # a share may be empty
-        return logits
+            similarities += filter(math.isfinite, of_share)  # a sample may have no tiles
+        return logits, math.fsum(similarities) / len(similarities) if similarities else None
 
     def _set_lr(self, step: int) -> None:
         factor = lr_factor(step, self.settings.epochs * self.steps_per_epoch, self.settings)
