@@ -21,6 +21,7 @@ from psamil.evaluation.intervals import LEVEL, RESAMPLES, percentile_bounds
 from psamil.evaluation.resampling import Patients, Statistic
 from psamil.training.metrics import Floats
 
+PAIRED_T_TEST = "paired t-test over folds"
 BOOTSTRAP = "paired bootstrap over patients"
 
 
@@ -41,7 +42,7 @@ def paired_t_test(first: ArrayLike, second: ArrayLike, *, level: float = LEVEL) 
     Args:
         first, second: (folds,) the metric of two runs on the same test folds.
     """
-    return _t_test("paired t-test over folds", first, second, 0.0, level)
+    return _t_test(PAIRED_T_TEST, first, second, 0.0, level)
 
 
 def corrected_t_test(first: ArrayLike, second: ArrayLike, *, test_to_train: float, level: float = LEVEL) -> Comparison:

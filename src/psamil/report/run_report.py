@@ -111,12 +111,13 @@ def write_report(
         *_cost(seen),
         *_protocols(comparison),
     ]
-    text = "\n".join(_page(heading, notes, body)) + "\n"
+    text = "\n".join(html_page(heading, notes, body)) + "\n"
     with atomic_write(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
-def _page(heading: str, notes: Sequence[str], body: Sequence[str]) -> Iterator[str]:
+def html_page(heading: str, notes: Sequence[str], body: Sequence[str]) -> Iterator[str]:
+    """Lines of a page that loads nothing; ``body`` is HTML already."""
     title = html.escape(heading)
     yield "<!doctype html>"
     yield f'<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{title}</title>'
@@ -177,7 +178,9 @@ def _cost(seen: Examination) -> Iterator[str]:
             "products and attention, as torch counts them: a multiplication and an addition are two. Posterior "
             "attention counts pairs of tiles within its radius, and computes more in blocks. Times are of single "
             f"predictions on the machine that wrote this page, with {torch.get_num_threads()} of its threads, and "
-            "change with what else it does: they are no benchmark."
+            "change with what else it does: they are no benchmark. Seconds per epoch, the median, and peak memory are "
+            "those of training, where it took place: memory of tensors on a GPU; on a CPU, of the whole process, which "
+            "may have trained other models before."
         ]
     )
 

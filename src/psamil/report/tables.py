@@ -39,6 +39,10 @@ METRIC_TITLES = {
     "froc_tile@6": "tile FROC",
     "aufroc_tile@8": "area under tile FROC",
     "froc_lesion": "lesion FROC",
+    "evidence_patch_auc": "patch AUC by evidence",
+    "evidence_patch_auc_per_slide": "patch AUC per slide by evidence",
+    "evidence_froc_tile@6": "tile FROC by evidence",
+    "evidence_froc_lesion": "lesion FROC by evidence",
 }
 LATEX_SIGNS = {
     "\\": r"\textbackslash{}",
@@ -150,11 +154,18 @@ def ranks(comparison: RunComparison, names: Sequence[str]) -> dict[tuple[int, st
         shown = {
             i: round(-mean if name in LOWER_IS_BETTER else mean, 3) for i, mean in enumerate(means) if mean is not None
         }
-        if len(shown) > 1:
-            best, *others = sorted(set(shown.values()), reverse=True)
-            found |= {(i, name): 0 for i, value in shown.items() if value == best}
-            if list(shown.values()).count(best) == 1:
-                found |= {(i, name): 1 for i, value in shown.items() if value == others[0]}
+        found |= {(i, name): place for i, place in places(shown).items()}
+    return found
+
+
+def places(shown: Mapping[int, float]) -> dict[int, int]:
+    """0 for the highest of several values and 1 for the second, by key; equal values share a place."""
+    if len(shown) < 2:
+        return {}
+    best, *others = sorted(set(shown.values()), reverse=True)
+    found = {i: 0 for i, value in shown.items() if value == best}
+    if len(found) == 1:
+        found |= {i: 1 for i, value in shown.items() if value == others[0]}
     return found
 
 
@@ -170,14 +181,15 @@ def latex_table(comparison: RunComparison) -> str:
 
 
 def _latex_results(comparison: RunComparison, names: Sequence[str]) -> str:
-    head, rows = cells_of_results(comparison, names)
-    rank = ranks(comparison, names)
+    return latex_cells(*cells_of_results(comparison, names), rank=_rank_of_columns(comparison, names))
+
+
+def latex_cells(head: Sequence[str], rows: Sequence[Sequence[str]], *, rank: Mapping[tuple[int, int], int]) -> str:
+    """A tabular of cells of one line, or two, the second in small print; ``rank`` as in :func:`html_table`."""
     lines = [_latex_row(head), r"\midrule"]
     for i, (run, *cells) in enumerate(rows):
         values, intervals = zip(*((cell + "\n").split("\n")[:2] for cell in cells), strict=True)
-        shown = [
-            LATEX_RANKS[rank.get((i, name))] % escape_latex(text) for name, text in zip(names, values, strict=True)
-        ]
+        shown = [LATEX_RANKS[rank.get((i, j))] % escape_latex(text) for j, text in enumerate(values, start=1)]
         lines.append(" & ".join([escape_latex(run), *shown]) + r" \\")
         if any(intervals):
             small = [rf"{{\footnotesize {escape_latex(text)}}}" if text else "" for text in intervals]
@@ -226,9 +238,12 @@ def _html_cell(cell: str, rank: int | None) -> str:
 
 def html_results(comparison: RunComparison, names: Sequence[str]) -> str:
     """The table of these metrics, the best mean of each in bold and the second underlined."""
+    return html_table(*cells_of_results(comparison, names), rank=_rank_of_columns(comparison, names))
+
+
+def _rank_of_columns(comparison: RunComparison, names: Sequence[str]) -> dict[tuple[int, int], int]:
     column = {name: j for j, name in enumerate(names, start=1)}
-    rank = {(i, column[name]): place for (i, name), place in ranks(comparison, names).items()}
-    return html_table(*cells_of_results(comparison, names), rank=rank)
+    return {(i, column[name]): place for (i, name), place in ranks(comparison, names).items()}
 
 
 def html_tests(comparison: RunComparison) -> str:
