@@ -22,6 +22,7 @@ from psamil.files import (
     escape_cell,
     identity_of_process,
     is_stale,
+    locks_of_task,
     read_json,
     remove_temporaries,
     unescape_cell,
@@ -206,6 +207,31 @@ def test_who_is_stale():
     child = subprocess.Popen([sys.executable, "-c", ""])
     child.wait()
     assert is_stale({"host": me["host"], "pid": child.pid})
+
+
+def test_locks_of_an_earlier_attempt_on_another_host_are_taken_over(tmp_path, monkeypatch):
+    path = tmp_path / "lock"
+    monkeypatch.setattr("socket.gethostname", lambda: "lost")
+    with locks_of_task("job 1"):
+        Lock(path).__enter__()
+    monkeypatch.undo()
+    assert read_json(path)["task"] == "job 1"
+    with pytest.raises(BusyError, match="on lost"), Lock(path):  # no task: nothing is known of that host
+        pass
+    with locks_of_task("job 2"), pytest.raises(BusyError, match="on lost"), Lock(path):
+        pass
+    with locks_of_task("job 1"):
+        with Lock(path):
+            assert read_json(path)["host"] == socket.gethostname()
+            with pytest.raises(BusyError), Lock(path):  # this process, which lives
+                pass
+        assert not path.exists()
+        with Lock(path):
+            child = f"from psamil.files import *\nwith locks_of_task('job 1'), Lock({str(path)!r}): pass"
+            ended = subprocess.run([sys.executable, "-c", child], capture_output=True, text=True)
+            assert "in use by process" in ended.stderr  # of the same task; its holder lives on this host
+    with Lock(path):
+        assert "task" not in read_json(path)
 
 
 def test_one_of_many_takes_over_a_stale_lock(tmp_path):

@@ -27,6 +27,8 @@ from psamil.errors import BusyError, DataError
 CHUNK_BYTES = 1 << 20
 UNNAMED_S = 2.0  # how long a process may take from making a lock file to writing its name into it
 
+_task: str | None = None  # that this process works on; see locks_of_task
+
 
 @contextlib.contextmanager
 def atomic_write(path: str | Path) -> Iterator[Path]:
@@ -165,7 +167,7 @@ class Lock:
     Whoever makes the file holds the lock: of several that try, every file system lets one succeed, also those that are
     shared or have no ``flock``. The file says who holds it. A lock whose process has ended is taken over: its process
     id does not exist any more on this host, or is another process now, or the host was started anew. Whether a process
-    on another host lives cannot be known; its lock counts.
+    on another host lives cannot be known; its lock counts, unless it was at the same task (:func:`locks_of_task`).
 
     Args:
         path: of the lock file, made and removed by the lock.
@@ -187,7 +189,7 @@ class Lock:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if _holder_of(self.path) == identity_of_process(os.getpid()):
+        if _holder_of(self.path) == _own_identity():
             self.path.unlink(missing_ok=True)
 
     def _take(self) -> dict[str, Any] | None:
@@ -216,6 +218,21 @@ class Lock:
         return None
 
 
+@contextlib.contextmanager
+def locks_of_task(task: str) -> Iterator[None]:
+    """Locks that this process takes carry the id of a task, and those of an earlier attempt at it are taken over.
+
+    For whoever tries a task again only when the earlier attempt is known to be dead, as Ray does after it has lost a
+    node: the locks of that node could otherwise never be told from those of a living one.
+    """
+    global _task
+    before, _task = _task, task
+    try:
+        yield
+    finally:
+        _task = before
+
+
 def _make_lock_file(path: Path) -> bool:
     """Whether it is ours now; False if there is one.
 
@@ -224,7 +241,7 @@ def _make_lock_file(path: Path) -> bool:
     if path.exists():
         return False
     named = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
-    content = json.dumps(identity_of_process(os.getpid())).encode()
+    content = json.dumps(_own_identity()).encode()
     try:
         named.write_bytes(content)
         try:
@@ -282,6 +299,11 @@ def identity_of_process(pid: int) -> dict[str, Any]:
     return identity
 
 
+def _own_identity() -> dict[str, Any]:
+    identity = identity_of_process(os.getpid())
+    return identity if _task is None else identity | {"task": _task}
+
+
 def is_stale(holder: dict[str, Any]) -> bool:
     """Whether the process that wrote this identity has certainly ended."""
     pid = holder.get("pid")
@@ -289,7 +311,7 @@ def is_stale(holder: dict[str, Any]) -> bool:
         return True
     now = identity_of_process(pid)
     if holder.get("host") != now["host"]:
-        return False
+        return _task is not None and holder.get("task") == _task
     if any(key in holder and key in now and holder[key] != now[key] for key in ("boot", "start")):
         return True
     if os.name != "posix":  # where signal 0 would not only ask

@@ -26,8 +26,10 @@ from psamil.cli.extract import extract
 from psamil.cli.inspect import inspect
 from psamil.cli.predict import predict
 from psamil.cli.report import report
+from psamil.cli.reproduce import reproduce
 from psamil.cli.serve import serve
 from psamil.cli.train import train
+from psamil.cli.tune import tune
 from psamil.cohort.simulation import simulate
 from psamil.errors import PsamilError
 from psamil.recipes import RECIPES, settings_of_recipe
@@ -40,11 +42,13 @@ VERBS: dict[str, Any] = {
     "simulate": simulate,
     "draw-slides": draw_slides,
     "train": train,
+    "tune": tune,
     "evaluate": evaluate,
     "predict": predict,
     "explain": explain,
     "compare": compare,
     "report": report,
+    "reproduce": reproduce,
     "serve": serve,
     "export": export,
     "demo": demo,

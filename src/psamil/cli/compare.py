@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from psamil.cli.engine import chosen_engine
 from psamil.cli.study import Study
 from psamil.errors import OptionError, one_of
 from psamil.evaluation.run_comparison import REFERENCES, RunComparison, compare_runs
@@ -28,6 +30,10 @@ def compare(
     reference: str = "first",
     title: str = "",
     fold: int | None = None,
+    engine: str = "local",
+    address: str | None = None,
+    cpus_per_job: int = 1,
+    gpus_per_job: float = 0,
 ) -> Path | int:
     """Compares runs on the same splits, finished ones or those of a study: one table, tests, a report in one HTML file.
 
@@ -45,6 +51,10 @@ def compare(
         reference: the run that others are tested against: "first", "best", or its name.
         title: of the report.
         fold: of a study, work on this fold alone, for instance in a job array. Whoever finishes the last one compares.
+        engine: "local", or "ray": of a study, every model, fold and seed is a job, on a Ray cluster.
+        address: of the Ray cluster; "auto" is that of this node. Without it, one is started on this computer.
+        cpus_per_job: with Ray, the CPUs and threads of a job.
+        gpus_per_job: with Ray, the graphics cards of a job; 0.5 lets two jobs share one.
 
     Returns:
         The report.
@@ -58,7 +68,9 @@ def compare(
         if reference not in (*REFERENCES, *chosen.models):
             raise one_of("reference", reference, (*REFERENCES, *chosen.models))
         console = Console(stderr=True, highlight=False)
-        done = chosen.run(out, console, fold)
+        say = partial(console.print, markup=False)
+        run_jobs = chosen_engine(engine, address, cpus_per_job, gpus_per_job, say)
+        done = chosen.run(out, console, fold, run_jobs)
         missing = [run for run in done if len(run.summary["finished"]) < run.summary["folds"]]
         if missing:
             states = [f"{run.folder.name} {len(run.summary['finished'])} of {run.summary['folds']}" for run in done]
@@ -67,6 +79,8 @@ def compare(
         runs, names = [run.folder for run in done], list(chosen.models)
     elif fold is not None:
         raise OptionError("fold is for a study; finished runs are compared in all their folds")
+    elif engine != "local":
+        raise OptionError("engine is for a study; finished runs are compared here")
     comparison = compare_runs(runs or [], names=names, reference=reference)
     tell(comparison, Console(highlight=False))
     save_tables(comparison, out)

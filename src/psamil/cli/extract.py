@@ -6,12 +6,16 @@ import contextlib
 import os
 import signal
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
 
+from psamil.cli.engine import chosen_engine
 from psamil.cli.extraction_progress import ExtractionProgress
+from psamil.cluster.extraction import SlideWork, extract_as_jobs
 from psamil.errors import DataError
 from psamil.readers import slide_id
 from psamil.slides.encoders import load_encoder
@@ -45,6 +49,10 @@ def extract(
     batch: int | None = None,
     device: str = "auto",
     precision: str = "float32",
+    engine: str = "local",
+    address: str | None = None,
+    cpus_per_job: int = 1,
+    gpus_per_job: float = 0,
 ) -> int:
     """Finds the tissue of slides, cuts it into tiles, and writes the features of a frozen encoder in TRIDENT's layout.
 
@@ -71,6 +79,10 @@ def extract(
         batch: tiles that are encoded together; by default 16 on a CPU, whose caches are small, else 64.
         device: where to encode, as torch names it; "auto" is the graphics card, where there is one.
         precision: "float32", or "bfloat16" or "float16" for mixed precision.
+        engine: "local", or "ray": a slide, or a few of thousands, is a job, on a Ray cluster.
+        address: of the Ray cluster; "auto" is that of this node. Without it, one is started on this computer.
+        cpus_per_job: with Ray, the CPUs and threads of a job.
+        gpus_per_job: with Ray, the graphics cards of a job; 0.5 lets two jobs share one.
     """
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     grid = TileGrid(target_mpp, tile_px, tile_um, overlap_px, least_tissue)
@@ -79,11 +91,18 @@ def extract(
         raise DataError(masks, "is no folder", "name the folder of the masks")
     mpp_of = read_mpp_table(mpp_table) if mpp_table is not None else {}
     unknown = unmatched(mpp_of, map(slide_id, found))
-    device = chosen_device(device)
-    workers = reading_processes(workers, device)
+    tell = partial(console.print, markup=False)
+    run_jobs = chosen_engine(engine, address, cpus_per_job, gpus_per_job, tell)
+    if run_jobs is None:
+        device = chosen_device(device)
+        workers = reading_processes(workers, device)
+        frozen = load_encoder(encoder, weights=weights, device=device, precision=precision)
+    else:  # nodes need not have what this computer has: here the encoder is only looked at
+        device = ("cuda" if gpus_per_job else "cpu") if device == "auto" else device
+        workers = usual_processes(cpus_per_job, device) if workers is None else workers
+        frozen = load_encoder(encoder, weights=weights)
     if batch is None:
         batch = CPU_BATCH if device == "cpu" else GPU_BATCH
-    frozen = load_encoder(encoder, weights=weights, device=device, precision=precision)
     console.print(
         f"{len(found)} slides, {frozen.name} ({frozen.dim} features; licence: {frozen.licence}) on {device}, "
         f"tiles of {grid.size_px} px at {grid.mpp:g} um, {workers} reading processes",
@@ -94,19 +113,14 @@ def extract(
         console.print(f"Note: {frozen.name} was trained on {own}.", markup=False)
     if unknown:
         console.print(f"Warning: {mpp_table} names no slide of {slides}: {_some(unknown)}.", markup=False)
-    with stopped_by_sigterm(), ExtractionProgress(console) as shown:
-        outcome = extract_slides(
-            found,
-            out,
-            frozen,
-            grid,
-            mpp=mpp,
-            mpp_of=mpp_of,
-            masks=masks,
-            workers=workers,
-            batch=batch,
-            report=shown.report,
-        )
+    how: dict[str, Any] = {"mpp": mpp, "mpp_of": mpp_of, "masks": masks, "workers": workers, "batch": batch}
+    if run_jobs is None:
+        with stopped_by_sigterm(), ExtractionProgress(console) as shown:
+            outcome = extract_slides(found, out, frozen, grid, **how, report=shown.report)
+    else:
+        work = SlideWork(out, encoder, grid, weights, device, precision, **how)
+        work.claim(frozen)
+        outcome = extract_as_jobs(found, work, run_jobs)
     _tell(outcome, out, Console(highlight=False, soft_wrap=True))
     return SOME_FAILED if outcome.failed else OTHERS_AT_WORK if outcome.elsewhere else ALL_DONE
 
@@ -127,10 +141,14 @@ def reading_processes(asked: int | None, device: str) -> int:
     By default a quarter of the cores, where the encoder needs the others; beside a graphics card all but one, up to 16.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    usual = max(1, cores // 4) if device == "cpu" else min(16, max(1, cores - 1))
-    processes = usual if asked is None else asked
+    processes = usual_processes(cores, device) if asked is None else asked
     torch.set_num_threads(max(1, cores - processes))
     return processes
+
+
+def usual_processes(cores: int, device: str) -> int:
+    """That read slides for an encoder on this device."""
+    return max(1, cores // 4) if device == "cpu" else min(16, max(1, cores - 1))
 
 
 def chosen_device(device: str) -> str:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from inspect import signature
@@ -28,9 +28,14 @@ from typing import Any
 import yaml
 from rich.console import Console
 
+from psamil.cli.engine import ENGINE_OPTIONS, RunJobs
 from psamil.cli.progress import TrainingProgress
 from psamil.cli.train import train
+from psamil.cluster.engine import Job
+from psamil.cluster.trainings import training_jobs
+from psamil.cohort import Cohort
 from psamil.errors import DataError
+from psamil.evaluation.experiment import Training, summarise
 from psamil.evaluation.run import Run, fit
 from psamil.evaluation.run_folder import SUMMARY_FILE
 from psamil.files import read_json
@@ -38,7 +43,8 @@ from psamil.models import list_models
 from psamil.recipes import settings_of_recipe
 from psamil.training.settings import TrainingSettings
 
-NOT_COMMON = ("out", "fold")  # of the options of psamil train: a folder for each model, and a word on the command line
+# Of the options of psamil train: a folder for each model, and words on the command line.
+NOT_COMMON = ("out", "fold", *ENGINE_OPTIONS)
 REMEDY = "correct the study file; its options are those of psamil train --help"
 
 
@@ -52,7 +58,12 @@ class Study:
     @staticmethod
     def read(path: Path) -> Study:
         """DataError names the key or value that is wrong, and the one that was probably meant."""
-        found = _mapping(path, "the file", _yaml(path))
+        return Study.of(path, _mapping(path, "the file", _yaml(path)))
+
+    @staticmethod
+    def of(path: Path, found: dict[str, Any]) -> Study:
+        """From what such a file holds; the path is named where something is wrong."""
+        found = dict(found)
         common = [name for name in signature(train).parameters if name not in NOT_COMMON]
         _refuse_unknown(path, "option", found, [*common, "recipe", "models"])
         for name in ("features", "labels", "models"):
@@ -69,11 +80,14 @@ class Study:
             {str(name): _model(path, name, of, training, recipe) for name, of in models.items()},
         )
 
-    def run(self, out: Path, console: Console, fold: int | None = None) -> list[Run]:
-        """Trains every model, or goes on with it, in a folder of its name.
+    def run(self, out: Path, console: Console, fold: int | None = None, run_jobs: RunJobs | None = None) -> list[Run]:
+        """Trains every model, or goes on with it, in a folder of its name; here, or as jobs.
 
         Summaries are read at the end: other processes may have finished folds of the first models meanwhile.
         """
+        if run_jobs is not None:
+            run_jobs(self.jobs(out, console, fold))
+            return self.runs(out)
         runs = []
         for name, training in self.models.items():
             console.print(f"\n{name}", markup=False, style="bold")
@@ -82,6 +96,23 @@ class Study:
                 calls["tell"] = partial(console.print, markup=False)
                 runs.append(fit(**self.options, out=out / name, training=training, fold=fold, **calls))
         return [replace(run, summary=read_json(run.folder / SUMMARY_FILE)) for run in runs]
+
+    def jobs(self, out: Path, console: Console, fold: int | None = None) -> list[Job]:
+        """Makes the run directories of all models, and gives what is to be trained: models x folds x seeds."""
+        jobs: list[Job] = []
+        for name, training in self.models.items():
+            console.print(f"\n{name}", markup=False, style="bold")
+
+            def collect(cohort: Cohort, trainings: Sequence[Training], name: str = name) -> None:
+                jobs.extend(training_jobs(cohort, trainings, name))
+
+            tell = partial(console.print, markup=False)
+            fit(**self.options, out=out / name, training=training, fold=fold, tell=tell, engine=collect)
+        return jobs
+
+    def runs(self, out: Path) -> list[Run]:
+        """Of all models, summarised as far as they are finished."""
+        return [Run(out / name, summarise(out / name)) for name in self.models]
 
 
 def _yaml(path: Path) -> Any:

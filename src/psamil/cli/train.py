@@ -9,7 +9,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from psamil.cli.engine import ENGINE_OPTIONS, chosen_engine
 from psamil.cli.progress import TrainingProgress
+from psamil.cluster.trainings import training_jobs
 from psamil.evaluation.fold_localisation import LOCALISATION_METRICS
 from psamil.evaluation.run import fit
 from psamil.training.settings import TrainingSettings
@@ -47,6 +49,10 @@ def train(
     tile_labels: Path | None = None,
     cache: Path | None = None,
     loggers: list[str] | None = None,
+    engine: str = "local",
+    address: str | None = None,
+    cpus_per_job: int = 1,
+    gpus_per_job: float = 0,
 ) -> int:
     """Trains a model by cross-validation, and goes on where an earlier run in the same folder was stopped.
 
@@ -84,12 +90,20 @@ def train(
         cache: folder of the cache; by default in the user's cache folder.
         loggers: other programs that shall show the history, in the run directory: "tensorboard", "mlflow". The latter
             also takes a server from MLFLOW_TRACKING_URI.
+        engine: "local", or "ray": every fold and seed is a job, on a Ray cluster.
+        address: of the Ray cluster; "auto" is that of this node. Without it, one is started on this computer.
+        cpus_per_job: with Ray, the CPUs and threads of a job.
+        gpus_per_job: with Ray, the graphics cards of a job; 0.5 lets two jobs share one.
     """
-    options = dict(locals())  # each is an option of `fit` by the same name
+    options = dict(locals())  # each is an option of `fit` by the same name, but those of the engine
     console = Console(stderr=True, highlight=False)
+    tell = partial(console.print, markup=False)
+    run_jobs = chosen_engine(**{name: options.pop(name) for name in ENGINE_OPTIONS}, tell=tell)
     with TrainingProgress(console, training.epochs) as progress:
-        tell = partial(console.print, markup=False)
-        run = fit(**options, tell=tell, report=progress.report, on_step=progress.on_step)
+        calls: dict[str, Any] = {"tell": tell, "report": progress.report, "on_step": progress.on_step}
+        if run_jobs is not None:
+            calls["engine"] = lambda cohort, trainings: run_jobs(training_jobs(cohort, trainings))
+        run = fit(**options, **calls)
     _tell(run.summary, out, Console(highlight=False))
     return 0
 

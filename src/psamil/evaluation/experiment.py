@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import platform
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -58,6 +58,50 @@ Report = Callable[[str, dict[str, Any]], None]
 OnStep = Callable[[str, int, dict[str, Any]], None]
 
 
+@dataclass(frozen=True)
+class Training:
+    """One fold with one seed: work for any process that sees the files, on this computer or on another one."""
+
+    name: str
+    split: Split
+    settings: TrainingSettings  # with its own seed
+    run: Path
+    folder: Path
+    of_fold: tuple[Path, ...]  # folders of all trainings of the fold
+    loggers: tuple[str, ...] = ()
+
+    def __call__(self, cohort: Cohort) -> None:
+        """All of it; the last training of a fold that is finished leads to its localisation."""
+        self.train(cohort)
+        self.localise(cohort)
+
+    def train(
+        self,
+        cohort: Cohort,
+        report: Callable[[dict[str, Any]], None] = lambda record: None,
+        on_step: Callable[[dict[str, Any]], None] = lambda step: None,
+    ) -> None:
+        """Trains and tests, unless that is done. BusyError if another process is at it."""
+        with Lock(self.folder / "lock"):
+            _remove_abandoned(self.folder)
+            with with_logs(report, self.loggers, self.run, self.name, self.folder / HISTORY_FILE) as logged:
+                if not is_finished(self.folder):
+                    model = train_fold(cohort, self.split, self.settings, self.folder, logged, on_step)
+                    evaluate_fold(cohort, self.split, model, self.folder)
+
+    def localise(self, cohort: Cohort) -> None:
+        """By all models of the fold, once the last is trained; whoever is at it already is left to it."""
+        if cohort.tile_labels is None or not all(map(is_finished, self.of_fold)):
+            return
+        folder = self.folder.parent
+        with contextlib.suppress(BusyError), Lock(folder / "lock"):
+            _remove_abandoned(folder)
+            localise_fold(cohort, self.split, self.of_fold, folder)
+
+
+Engine = Callable[[Cohort, Sequence[Training]], None]
+
+
 def cross_validate(
     cohort: Cohort,
     splits: Splits,
@@ -70,6 +114,7 @@ def cross_validate(
     loggers: Sequence[str] = (),
     report: Report = lambda job, record: None,
     on_step: OnStep = lambda job, jobs_left, step: None,
+    engine: Engine | None = None,
 ) -> dict[str, Any]:
     """Trains and tests on every fold, or on one, and summarises whatever folds are finished.
 
@@ -88,6 +133,8 @@ def cross_validate(
         report: called with the name of the job and its line of the history after each epoch.
         on_step: called with the name of the job, the number of unfinished jobs after it, and what
             :func:`psamil.training.fold.train_fold` says after each step of the optimiser.
+        engine: is given the trainings, each to be called with the cohort, instead of their being done here one by one;
+            neither ``report`` nor ``on_step`` is called then.
 
     Returns:
         The summary, as in ``summary.json``.
@@ -101,27 +148,42 @@ def cross_validate(
     check_loggers(loggers)
     _check(cohort, splits, settings, folds)
     _claim(run, cohort, splits, settings, seeds, about or {})
-    jobs = [(k, seed) for k in folds for seed in range(settings.seed, settings.seed + seeds)]
-    busy: list[BusyError] = []
-    for i, (k, seed) in enumerate(jobs):
-        folder = job_folder(run, k, seed)
-        with contextlib.ExitStack() as held:
-            try:
-                held.enter_context(Lock(folder / "lock"))
-            except BusyError as error:
-                busy.append(error)
-                continue
-            name = f"fold {k}, seed {seed}" if seeds > 1 else f"fold {k}"
-            logged = with_logs(partial(report, name), loggers, run, name, folder / HISTORY_FILE)
-            left = sum(not is_finished(job_folder(run, *job)) for job in jobs[i + 1 :])
-            calls = held.enter_context(logged), partial(on_step, name, left)
-            _work(cohort, splits[k], replace(settings, seed=seed), folder, *calls)
-    if len(busy) == len(jobs):
-        raise busy[0]
-    if cohort.tile_labels is not None:
-        for k in folds:
-            _localise(cohort, splits[k], [job_folder(run, *job) for job in jobs if job[0] == k])
+    trainings = _trainings(splits, settings, run, folds, seeds, tuple(loggers))
+    if engine is None:
+        _train_here(cohort, trainings, report, on_step)
+    else:
+        engine(cohort, trainings)
     return summarise(run)
+
+
+def _trainings(
+    splits: Splits, settings: TrainingSettings, run: Path, folds: Sequence[int], seeds: int, loggers: tuple[str, ...]
+) -> list[Training]:
+    trainings = []
+    for k in folds:
+        of_fold = {seed: job_folder(run, k, seed) for seed in range(settings.seed, settings.seed + seeds)}
+        for seed, folder in of_fold.items():
+            name = f"fold {k}, seed {seed}" if seeds > 1 else f"fold {k}"
+            of_seed = replace(settings, seed=seed)
+            trainings.append(Training(name, splits[k], of_seed, run, folder, tuple(of_fold.values()), loggers))
+    return trainings
+
+
+def _train_here(cohort: Cohort, trainings: Sequence[Training], report: Report, on_step: OnStep) -> None:
+    """One after the other, but those that others work on. BusyError if these are all."""
+    busy: list[BusyError] = []
+    for i, training in enumerate(trainings):
+        left = sum(not is_finished(other.folder) for other in trainings[i + 1 :])
+        try:
+            training.train(cohort, partial(report, training.name), partial(on_step, training.name, left))
+        except BusyError as error:
+            if Path(error.path) != training.folder / "lock":
+                raise
+            busy.append(error)
+    if len(busy) == len(trainings):
+        raise busy[0]
+    for training in {of.folder.parent: of for of in trainings}.values():
+        training.localise(cohort)
 
 
 def _check(cohort: Cohort, splits: Splits, settings: TrainingSettings, folds: Sequence[int]) -> None:
@@ -133,28 +195,6 @@ def _check(cohort: Cohort, splits: Splits, settings: TrainingSettings, folds: Se
             Task.fit(cohort.select(splits[k].train).outcome, **asdict(settings.task))
         except DataError as error:
             raise DataError(f"fold {k}, {error.path}", error.cause, error.remedy) from error
-
-
-def _work(
-    cohort: Cohort,
-    split: Split,
-    settings: TrainingSettings,
-    folder: Path,
-    report: Callable[[dict[str, Any]], None],
-    on_step: Callable[[dict[str, Any]], None],
-) -> None:
-    _remove_abandoned(folder)
-    if not is_finished(folder):
-        evaluate_fold(cohort, split, train_fold(cohort, split, settings, folder, report, on_step), folder)
-
-
-def _localise(cohort: Cohort, split: Split, jobs: Sequence[Path]) -> None:
-    """By all models of a fold, once the last of them is trained; whoever is at it already is left to it."""
-    folder = jobs[0].parent
-    if all(map(is_finished, jobs)):
-        with contextlib.suppress(BusyError), Lock(folder / "lock"):
-            _remove_abandoned(folder)
-            localise_fold(cohort, split, jobs, folder)
 
 
 def _remove_abandoned(folder: Path) -> None:
@@ -190,7 +230,7 @@ def summarise(run: Path) -> dict[str, Any]:
         summary: dict[str, Any] = {"folds": len(splits), "finished": sorted(finished), "metrics": {}}
         tested = {k: jobs for k, jobs in finished.items() if splits[k].test}
         if tested:
-            summary["metrics"] = _test_metrics(run, tested)
+            summary["metrics"] = test_metrics(run, tested)
         localised = [found for jobs in tested.values() if (found := localisation_of(jobs)) is not None]
         if localised:
             counts = {name: sum(found[name]["test"] for found in localised) for name in ("slides", "labelled_slides")}
@@ -199,7 +239,7 @@ def summarise(run: Path) -> dict[str, Any]:
     return summary
 
 
-def _test_metrics(run: Path, jobs_of_fold: dict[int, list[Path]]) -> dict[str, Any]:
+def test_metrics(run: Path, jobs_of_fold: dict[int, list[Path]]) -> dict[str, Any]:
     """Over folds and over patients; writes the test predictions of all folds."""
     task = SavedModel.load(next(iter(jobs_of_fold.values()))[0] / MODEL_FILE).task
     tables, scores = [], []

@@ -20,7 +20,7 @@ from psamil.bag import Bag
 from psamil.cohort import BagCache, Cohort, Splits, k_fold, read_splits
 from psamil.cohort.split_files import fit_to_cohort
 from psamil.errors import DataError, OptionError, one_of
-from psamil.evaluation.experiment import OnStep, Report, cross_validate
+from psamil.evaluation.experiment import Engine, OnStep, Report, cross_validate
 from psamil.evaluation.fold_localisation import labelled_slides
 from psamil.evaluation.predictor import Prediction, Predictor, load
 from psamil.evaluation.run_folder import PREDICTIONS_FILE, RUN_FILE, data_of, finished_folds, read_run
@@ -108,6 +108,7 @@ def fit(
     tell: Tell = lambda text: None,
     report: Report = lambda job, record: None,
     on_step: OnStep = lambda job, jobs_left, step: None,
+    engine: Engine | None = None,
     **settings: Any,
 ) -> Run:
     """Trains a model by cross-validation, and goes on where an earlier run in the same folder was stopped.
@@ -132,6 +133,7 @@ def fit(
         tell: called with what a user should know about the data; ``print`` for instance.
         report: called with the name of the job and its line of the history after each epoch; ``print`` for instance.
         on_step: called after each step of the optimiser; see :func:`psamil.evaluation.experiment.cross_validate`.
+        engine: does the trainings in its own way, for instance on a cluster; see there.
         settings: single settings, which win over ``training`` and ``recipe``: ``model="abmil", epochs=20``.
     """
     out, training = Path(out), _with_settings(training, recipe, settings)
@@ -182,6 +184,7 @@ def fit(
         loggers=loggers or (),
         report=report,
         on_step=on_step,
+        engine=engine,
     )
     return Run(out, summary)
 

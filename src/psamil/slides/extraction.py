@@ -71,8 +71,17 @@ class Outcome:
     failed: dict[str, str] = field(default_factory=dict)  # with the reason
     elsewhere: list[str] = field(default_factory=list)  # other processes work on them
     enlarged: dict[str, float] = field(default_factory=dict)  # done now, though scanned more coarsely, at so many um
+    refused: list[SlideRecord] = field(default_factory=list)  # of those failed that have the name of another slide
     tiles: int = 0
     seconds: float = 0.0
+
+    def add(self, other: Outcome) -> None:
+        """What became of other slides, in the same time."""
+        for name in ("done", "finished_before", "empty", "elsewhere", "refused"):
+            getattr(self, name).extend(getattr(other, name))
+        self.failed |= other.failed
+        self.enlarged |= other.enlarged
+        self.tiles += other.tiles
 
 
 def extract(
@@ -86,6 +95,7 @@ def extract(
     masks: Path | None = None,
     workers: int = 1,
     batch: int = 64,
+    tables: bool = True,
     report: Callable[[Step], None] = lambda step: None,
 ) -> Outcome:
     """Writes the features of slides in TRIDENT's layout, and goes on where an earlier call was stopped.
@@ -100,6 +110,7 @@ def extract(
         masks: folder with a mask or GeoJSON for each slide, instead of a search for tissue.
         workers: processes that read.
         batch: tiles that are encoded together.
+        tables: write those of all slides at the end; False leaves that to whoever calls this for one share of them.
         report: is told how far it is.
     """
     for name, value in (("workers", workers), ("batch", batch)):
@@ -117,7 +128,8 @@ def extract(
                 work.on(slide)
     finally:
         work.unlock_all()
-        write_tables(out, work.refused)
+        if tables:
+            write_tables(out, work.outcome.refused)
     work.outcome.seconds = time.monotonic() - start_s
     return work.outcome
 
@@ -131,7 +143,6 @@ class _Work:
         self.out, self.encoder, self.grid, self.report = out, encoder, grid, report
         self.slides = {slide_id(path): path for path in slides}
         self.outcome = Outcome()
-        self.refused: list[SlideRecord] = []
         self._encoder = re.sub(r"[^\w.-]+", "-", encoder.name)  # a name of a folder
         self._tiling = tiling_folder(magnification_of_tiles(grid.mpp), grid.size_px, grid.overlap_px)
         self._locks: dict[str, Lock] = {}
@@ -252,7 +263,7 @@ class _Work:
             return False
         if self._is_another(name):
             reason = f"{path} has the features of another slide of this name; rename this one, or choose another folder"
-            self.refused.append(SlideRecord(name, str(self.slides[name].absolute()), "failed", reason))
+            self.outcome.refused.append(SlideRecord(name, str(self.slides[name].absolute()), "failed", reason))
             self.outcome.failed[name] = reason
             self._tell_over(name, "failed", 0, reason)
             return True

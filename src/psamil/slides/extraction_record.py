@@ -81,12 +81,12 @@ class Extraction:
 
     def claim(self, out: Path) -> None:
         """Makes a folder one of these settings. DataError if it is one of others."""
-        with Lock(out / f".{SETTINGS_FILE}.lock", wait_s=LOCK_WAIT_S):
-            path = out / SETTINGS_FILE
-            if not path.exists():
-                write_json(path, self.to_json())
-                return
-            before = Extraction.from_json(read_json(path), path)
+        path = out / SETTINGS_FILE
+        if not path.exists():
+            with Lock(out / f".{SETTINGS_FILE}.lock", wait_s=LOCK_WAIT_S):
+                if not path.exists():
+                    write_json(path, self.to_json())
+        before = Extraction.from_json(read_json(path), path)
         names = [setting.name for setting in fields(self) if setting.compare]
         other = [name for name in names if getattr(before, name) != getattr(self, name)]
         if other:

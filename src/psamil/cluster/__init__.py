@@ -1,0 +1,1 @@
+"""Past one machine: jobs and the search for settings on a Ray cluster (extra ``psamil[cluster]``)."""
