@@ -12,7 +12,7 @@ from sklearn.model_selection import cross_val_predict
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from psamil.cohort.interaction import draw_slide
+from psamil.cohort.interaction import Interaction, draw_slide
 from psamil.cohort.simulation import simulate
 from psamil.errors import DataError, OptionError
 from psamil.files import read_json
@@ -27,7 +27,7 @@ def rows_of(labels):
 def drawn(range_steps, slides=40, n=600, share=0.02):
     """Half of the slides positive: (label, cells, phenotypes) of each."""
     for i in range(slides):
-        yield (i % 2, *draw_slide(n, range_steps, share, bool(i % 2), np.random.default_rng([5, i])))
+        yield (i % 2, *draw_slide(n, [Interaction(range_steps, bool(i % 2))], share, np.random.default_rng([5, i])))
 
 
 def share_of_a_near_b(cells, phenotypes, radius):
@@ -67,7 +67,7 @@ def test_composition_depends_on_the_number_of_tiles_alone(n, range_steps):
 def test_each_phenotype_alone_lies_the_same_in_both_classes():
     """The same random numbers with both labels: A does not move, B moves as a whole."""
     for i in range(5):
-        pair = [draw_slide(500, 4, 0.02, label, np.random.default_rng(i)) for label in (False, True)]
+        pair = [draw_slide(500, [Interaction(4, label)], 0.02, np.random.default_rng(i)) for label in (False, True)]
         assert np.array_equal(pair[0][0], pair[1][0])
         for phenotype in (0, 1):
             of = [cells[phenotypes == phenotype] for cells, phenotypes in pair]
@@ -189,14 +189,46 @@ def test_the_same_seed_gives_the_same_bytes(tmp_path):
 
 @pytest.mark.parametrize(("n", "range_steps"), [(50, 2), (50, 9), (50_000, 9)])
 def test_sizes(n, range_steps):
-    cells, phenotypes = draw_slide(n, range_steps, 0.02, True, np.random.default_rng(0))
+    cells, phenotypes = draw_slide(n, [Interaction(range_steps, True)], 0.02, np.random.default_rng(0))
     assert len(cells) == n
     assert share_of_a_near_b(cells, phenotypes, range_steps) == 1
 
 
+def test_two_interactions_are_independent():
+    """Of either, only its own presence tells; the same random numbers give the same places of all but its own B."""
+    for i in range(8):
+        slides = {
+            (near, far): draw_slide(600, [Interaction(2, near), Interaction(6, far)], 0.02, np.random.default_rng(i))
+            for near in (False, True)
+            for far in (False, True)
+        }
+        first = slides[False, False][1]
+        for (near, far), (cells, phenotypes) in slides.items():
+            assert np.bincount(phenotypes)[:4].tolist() == [12] * 4
+            assert share_of_a_near_b(cells, phenotypes, 2) == near
+            assert share_of_a_near_b(cells, phenotypes - 2, 6) == far
+            assert np.array_equal(phenotypes == 1, first == 1) == (not near)
+            assert np.array_equal(phenotypes == 3, first == 3) == (not far)
+            assert all(np.array_equal(phenotypes == a, first == a) for a in (0, 2))
+
+
+def test_a_positive_slide_has_one_of_two_interactions(tmp_path):
+    labels = simulate(tmp_path / "two", slides=24, tiles=300, range_steps=2, second_range_steps=5, dim=8, sites=1)
+    which = []
+    for row in rows_of(labels):
+        tiles = np.load(tmp_path / "two" / "tiles" / f"{row['slide_id']}.npy")
+        bag = open_bag(tmp_path / "two" / "20x_256px_0px_overlap" / "features_simulated" / f"{row['slide_id']}.h5")
+        assert tiles.sum() == (row["label"] == "positive") * 2 * round(0.02 * bag.n)
+        if tiles.any():  # of the first interaction, every tile has a partner within its range
+            apart = np.sort(cKDTree(bag.xy[tiles]).query(bag.xy[tiles], k=len(bag.xy[tiles]))[0], axis=1)[:, 1:]
+            which.append(bool((apart <= 2 + 1e-6).any(1).all()))
+    assert len(which) == 12
+    assert 2 <= sum(which) <= 10  # a coin
+
+
 def test_what_cannot_be(tmp_path):
-    with pytest.raises(OptionError, match="10 tiles of two phenotypes each do not fit on 50 tiles with a range of 9"):
-        draw_slide(50, 9, 0.2, True, np.random.default_rng(0))
+    with pytest.raises(OptionError, match="10 tiles of each phenotype do not fit on 50 tiles with a range of 9"):
+        draw_slide(50, [Interaction(9, True)], 0.2, np.random.default_rng(0))
     with pytest.raises(OptionError, match="tiles must be between 50 and inf, got 3"):
         simulate(tmp_path, tiles=3)
     (tmp_path / "mine").touch()

@@ -11,6 +11,9 @@ Every slide has tiles of two rare phenotypes, A and B, in a tissue of others. In
 - No A and B are nearer than r / 2 in positive slides: what sees less sees nothing.
 - How many tiles of each phenotype a slide has depends on the number of its tiles alone.
 
+A slide may have several such interactions, each of its own two phenotypes and with a range of its own, present or not.
+Places that one of them could take, whatever its coins say, are not taken by another: the interactions are independent.
+
 Slides are not matched in pairs: a model that remembers one of two twins would be wrong about the other, and a model
 without spatial context would end below chance instead of at chance.
 """
@@ -18,6 +21,8 @@ without spatial context would end below chance instead of at chance.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +33,6 @@ from psamil.errors import OptionError
 NEAREST = 0.5  # distance that every A and B exceed, in ranges
 SHORTEST = 0.7  # length that the displacement of interacting tiles exceeds, in ranges
 OTHERS = (0.4, 0.3, 0.2, 0.1)  # shares of the phenotypes of the tissue around A and B
-PHENOTYPES = 2 + len(OTHERS)
 HOLES = 0.03  # share of the tissue that has no tile
 ATTEMPTS = 30  # at least, and more for small tissues, where most of them fail but cost little
 STRETCH = 2.2  # length of the smallest tissue in far distances
@@ -36,31 +40,42 @@ STRETCH = 2.2  # length of the smallest tissue in far distances
 Cells = NDArray[np.int64]  # (n, 2) x and y of lattice cells
 
 
+class Interaction(NamedTuple):
+    """Of two phenotypes, in one slide."""
+
+    range_steps: float
+    present: bool
+
+
 def draw_slide(
-    n: int, range_steps: float, phenotype_share: float, positive: bool, random: np.random.Generator
+    n: int, interactions: Sequence[Interaction], phenotype_share: float, random: np.random.Generator
 ) -> tuple[Cells, NDArray[np.int64]]:
-    """Lattice cells (n, 2) in rows, and the phenotype (n,) of each: 0 is A, 1 is B, others are from 2 on."""
+    """Lattice cells (n, 2) in rows, and the phenotype (n,) of each.
+
+    A and B of the first interaction are 0 and 1, those of the second 2 and 3; other phenotypes follow.
+    """
     count = max(1, round(phenotype_share * n))
+    longest = max(interaction.range_steps for interaction in interactions)
     for _ in range(max(ATTEMPTS, 10_000 * ATTEMPTS // n)):
-        cells = _tissue(n, range_steps, random)
-        placed = _place(cells, count, range_steps, random)
+        cells = _tissue(n, longest, random)
+        placed = _place_all(cells, count, interactions, random)
         if placed is None:
             continue
-        p, v, w = placed
-        moved = int(random.integers(2))
-        a, b = p + moved * w, p + v + (moved if positive else 1 - moved) * w
         where = _raster(cells)
         phenotypes = np.full(n, -1)
-        phenotypes[where[a[:, 1], a[:, 0]]] = 0
-        phenotypes[where[b[:, 1], b[:, 0]]] = 1
+        for i, ((p, v, w), interaction) in enumerate(zip(placed, interactions, strict=True)):
+            moved = int(random.integers(2))
+            a, b = p + moved * w, p + v + (moved if interaction.present else 1 - moved) * w
+            phenotypes[where[a[:, 1], a[:, 0]]] = 2 * i
+            phenotypes[where[b[:, 1], b[:, 0]]] = 2 * i + 1
         rest = np.flatnonzero(phenotypes < 0)
         bounds = (np.cumsum(OTHERS)[:-1] * len(rest)).round()
-        phenotypes[rest[np.argsort(_smooth_field(cells, random)[rest])]] = 2 + np.searchsorted(
-            bounds, np.arange(len(rest)), side="right"
-        )
+        order = np.argsort(_smooth_field(cells, random)[rest])
+        phenotypes[rest[order]] = 2 * len(interactions) + np.searchsorted(bounds, np.arange(len(rest)), side="right")
         return cells, phenotypes
+    ranges = " and ".join(f"{interaction.range_steps:g}" for interaction in interactions)
     raise OptionError(
-        f"{count} tiles of two phenotypes each do not fit on {n} tiles with a range of {range_steps:g} steps; "
+        f"{count} tiles of each phenotype do not fit on {n} tiles with a range of {ranges} steps; "
         "simulate more tiles, a smaller range_steps or a smaller phenotype_share"
     )
 
@@ -80,6 +95,22 @@ def _tissue(n: int, range_steps: float, random: np.random.Generator) -> Cells:
     cells = np.stack([x, y], 1)[np.argsort(inside, kind="stable")[:n]]
     cells = cells[np.lexsort((cells[:, 0], cells[:, 1]))]
     return cells - cells.min(0)
+
+
+def _place_all(
+    cells: Cells, count: int, interactions: Sequence[Interaction], random: np.random.Generator
+) -> list[tuple[Cells, Cells, Cells]] | None:
+    """p, v and w of each interaction, in cells that no other can take; None if they do not fit."""
+    placed: list[tuple[Cells, Cells, Cells]] = []
+    for interaction in interactions:
+        found = _place(cells, count, interaction.range_steps, random)
+        if found is None:
+            return None
+        placed.append(found)
+        p, v, w = found
+        x, y = np.concatenate([p, p + v, p + w, p + v + w]).T
+        cells = np.delete(cells, _raster(cells)[y, x], axis=0)
+    return placed
 
 
 def _place(

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.progress import Progress
 from scipy.optimize import brentq
 
-from psamil.cohort.interaction import PHENOTYPES, draw_slide
+from psamil.cohort.interaction import OTHERS, Interaction, draw_slide
 from psamil.errors import DataError, OptionError
 from psamil.files import atomic_write
 from psamil.readers.trident_writing import TridentSlide, feature_path, new_feature_file, write_state
@@ -51,6 +51,7 @@ def simulate(
     tiles: int = 1000,
     tile_spread: float = 0.2,
     range_steps: float = 5.0,
+    second_range_steps: float | None = None,
     phenotype_share: float = 0.02,
     positive_share: float = 0.5,
     slides_per_patient: int = 1,
@@ -76,6 +77,8 @@ def simulate(
         tiles: median number of tiles of a slide, 50 to 50,000 and more.
         tile_spread: standard deviation of the logarithm of the number of tiles.
         range_steps: range of the interaction in tile steps (of 128 um).
+        second_range_steps: range of a second interaction, of two other phenotypes. A positive slide then has one of the
+            two, by the toss of a coin: whoever sees one range alone is right about half of them.
         phenotype_share: share of the tiles that have phenotype A; as many have B.
         positive_share: share of the patients that are positive.
         slides_per_patient: all slides of a patient are positive, or none.
@@ -97,7 +100,9 @@ def simulate(
     patients = _draw_patients(
         math.ceil(slides / slides_per_patient), positive_share, sites, hazard_ratio, censored_share, seed
     )
-    appearance = Appearance.draw(dim, sites, stain_shift, np.random.default_rng([seed, 1]))
+    ranges = [range_steps] if second_range_steps is None else [range_steps, second_range_steps]
+    phenotype_count = 2 * len(ranges) + len(OTHERS)
+    appearance = Appearance.draw(phenotype_count, dim, sites, stain_shift, np.random.default_rng([seed, 1]))
     console = Console(stderr=True)
     rows = []
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
@@ -105,11 +110,13 @@ def simulate(
             patient, slide = patients[i // slides_per_patient], f"slide_{i:05d}"
             random = np.random.default_rng([seed, 2, i])
             n = max(MIN_TILES, round(tiles * math.exp(tile_spread * random.standard_normal())))
-            cells, phenotypes = draw_slide(n, range_steps, phenotype_share, patient.positive, random)
+            which = int(random.integers(len(ranges))) if len(ranges) > 1 else 0
+            interactions = [Interaction(steps, patient.positive and which == i) for i, steps in enumerate(ranges)]
+            cells, phenotypes = draw_slide(n, interactions, phenotype_share, random)
             features = appearance.features(phenotypes, patient.site, random)
             write_trident_bag(out, name, slide, features, cells * STEP_PX0)
             with atomic_write(out / "tiles" / f"{slide}.npy") as temporary, open(temporary, "wb") as file:
-                np.save(file, (phenotypes < 2) & patient.positive)
+                np.save(file, (phenotypes // 2 == which) & patient.positive)
             rows.append(_label_row(patient, slide))
     with atomic_write(out / "labels.csv") as temporary, open(temporary, "w", newline="", encoding="utf-8") as file:
         table = csv.DictWriter(file, list(rows[0]))
@@ -128,8 +135,8 @@ class Appearance:
     stain_shift: float
 
     @staticmethod
-    def draw(dim: int, sites: int, stain_shift: float, random: np.random.Generator) -> Appearance:
-        means = random.standard_normal((PHENOTYPES, dim))
+    def draw(phenotypes: int, dim: int, sites: int, stain_shift: float, random: np.random.Generator) -> Appearance:
+        means = random.standard_normal((phenotypes, dim))
         means *= SEPARATION / np.linalg.norm(means, axis=1, keepdims=True)
         offsets = stain_shift * random.standard_normal((sites, dim))
         gains = np.exp(0.1 * stain_shift * random.standard_normal((sites, dim)))
@@ -210,6 +217,7 @@ def _check(options: dict[str, Any]) -> None:
         "tiles": (MIN_TILES, math.inf),
         "tile_spread": (0, 1),
         "range_steps": (1, 50),
+        "second_range_steps": (1, 50),
         "phenotype_share": (0, 0.2),
         "positive_share": (0, 1),
         "slides_per_patient": (1, math.inf),
@@ -221,5 +229,5 @@ def _check(options: dict[str, Any]) -> None:
         "seed": (0, math.inf),
     }
     for option, (low, high) in bounds.items():
-        if not low <= options[option] <= high:
+        if options[option] is not None and not low <= options[option] <= high:
             raise OptionError(f"{option} must be between {low:g} and {high:g}, got {options[option]:g}")

@@ -1,0 +1,26 @@
+"""The figures of the paper from finished runs: one module for each, which writes PNG, SVG and the CSV behind them.
+
+>>> FIGURES["figure-dynamics"]({"with": Path("runs/with"), "without": Path("runs/without")}, Path("figures"))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+
+from psamil.report.paper_figures.ablations import draw_ablations
+from psamil.report.paper_figures.cost import draw_cost
+from psamil.report.paper_figures.decays import draw_decays
+from psamil.report.paper_figures.dynamics import draw_dynamics
+
+FIGURES: dict[str, Callable[[Mapping[str, Path], Path], list[Path]]] = {
+    "figure-cost": draw_cost,
+    "figure-dynamics": draw_dynamics,
+    **{
+        name: partial(draw_ablations, name=name)
+        for name in ("figure-alpha", "figure-tau", "figure-k-max", "figure-heads")
+    },
+    "figure-decays": draw_decays,
+}
+"""By the name of their recipes: a function of named run directories and a folder, which returns the files it writes."""

@@ -1,0 +1,43 @@
+"""Every recipe of a figure end to end, as users start it, on a small simulated cohort."""
+
+import pandas as pd
+import pytest
+
+from psamil.cli import main
+from psamil.cohort import simulate
+from psamil.recipes.paper_tables import read_recipe
+from psamil.report.paper_figures import FIGURES
+from tests.models.test_check import SMALL
+
+ROWS = {  # of many, some
+    "figure-alpha": ["gaussian-0", "gaussian-0.1", "cauchy-0", "cauchy-0.1"],
+    "figure-tau": ["gaussian-0.001", "gaussian-0.1"],
+    "figure-cost": ["bayes_mil", "psa-gaussian"],
+}
+
+
+@pytest.fixture(scope="module")
+def cohort(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("figures") / "cohort"
+    simulate(folder, slides=12, tiles=50, tile_spread=0.0, dim=8, range_steps=2)
+    return folder
+
+
+@pytest.mark.parametrize("name", sorted(set(FIGURES) - {"figure-decays"}))
+def test_every_recipe_is_trained_and_drawn(name, cohort, tmp_path):
+    recipe = read_recipe(name)
+    rows = ROWS.get(name, list(recipe.models))
+    sizes = [
+        f"{row}.model_options.{option}={value}"
+        for row in rows
+        for option, value in SMALL.get(recipe.models[row].settings.get("model", row), {}).items()
+    ]
+    options = ["study.classes=[negative, positive]", "study.folds=2", "study.val=0.4", "training.epochs=1", *sizes]
+    paths = ["--features", f"crc={cohort}", "--labels", f"crc={cohort / 'labels.csv'}", "--out", str(tmp_path)]
+    words = ["reproduce", name, *paths, "--models", *rows, "--options", *options, f"study.cache={cohort.parent / 'c'}"]
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert not ended.value.code
+    for ending in ("png", "svg"):
+        assert (tmp_path / "crc" / f"{name}.{ending}").stat().st_size > 5_000
+    assert set(pd.read_csv(tmp_path / "crc" / f"{name}.csv")["run"]) == set(rows)
