@@ -204,18 +204,21 @@ from psamil.cluster.engine import Job, run_jobs
 from psamil.errors import OptionError
 from tests.cluster.lossy import hold, note
 
+told = []
+
 def stop():
-    while not Path("marker").exists():
+    while not Path("marker").exists() or not told:
         time.sleep(0.1)
     os.kill(os.getpid(), signal.SIGINT)
 
 def tell(line):
     print(line, flush=True)
+    told.append(line)
 
 try:
     run_jobs([Job("a", int)], address="127.0.0.1:1")
 except OptionError as error:
-    tell(error)
+    print(error, flush=True)
 threading.Thread(target=stop, daemon=True).start()
 jobs = [Job("a", partial(note, Path("."), "a")), Job("hold", partial(hold, Path("lock"), Path("marker")))]
 run_jobs(jobs, tell=tell)
