@@ -14,11 +14,13 @@ import subprocess
 import sys
 from collections.abc import Callable
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 
 import torch
 from contenders import CONTENDERS, Contender, Slide, thetas
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 
 
 def probe(contender: str, n: int, radius: int) -> tuple[int, int] | None:
@@ -41,6 +43,21 @@ def peak_bytes(work: Callable[[], object]) -> int:
     before = high_water_bytes()
     work()
     return high_water_bytes() - before
+
+
+def tensor_bytes(work: Callable[[], object]) -> int:
+    """Largest sum of the tensors that are held at one time in some work, over those that were there before it.
+
+    It is the same in every run, other than the peak of the process, in which there is also what the allocator of the
+    system keeps of freed memory. What is not a tensor is not in it.
+    """
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as recorded:
+        work()
+    assert recorded.profiler is not None
+    assert recorded.profiler.kineto_results is not None
+    events = [event for event in recorded.profiler.kineto_results.events() if event.name() == "[memory]"]
+    changes = [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
+    return max(accumulate(changes), default=0)
 
 
 def once(contender: Contender, theta: Tensor) -> None:

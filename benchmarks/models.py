@@ -12,39 +12,50 @@ is measured:
 
 - A step is forward pass, all losses of the model, backward pass and Adam. What is done once per slide (layout, or for
   torchmil the adjacency) is preparation, timed apart.
-- Time is CPU time of the process; all models of one size take turns in it. The first call is not counted, unless slow.
-- Memory is measured in a fresh process per cell: the peak of preparation and one step, over features and weights, once
-  with what libraries load on first use (some tens of MB) and once again without it.
+- Each model at each size has a process of its own. Time is its CPU time: the median of up to ``ROUNDS`` steps, as many
+  as fit into ``ENOUGH_S``, after a first one, which is counted only if it is slow, and then alone.
+- Memory is that of preparation and first step, over what is there before: features and weights, of which both sides
+  hold the same. Gradients and the state of Adam are counted. *Tensors* is the largest sum of tensors that are held at
+  one time, the same in every run, and what claims are about. *Process* is the peak of the process. It depends on what
+  the allocator of the system keeps of freed memory (for torchmil, by a factor of 3 between runs) and holds some tens of
+  MB that libraries load on first use; where a claim is made, it is the median of ``PROBES`` processes.
 - Models with dense attention are left out where one step is expected to take more than ``HOPELESS_S``, from the time of
   the next smaller size.
-- torchmil's models have their own default sizes, after our embedding where ours has one (to 512 numbers). They get a
-  sparse adjacency, as its own data sets make it. What they compute is similar, not the same. One claim is checked, at
-  ``CLAIMED_TILES`` tiles: ours need less memory, by ``LEAST_MEMORY_RATIO``.
+- torchmil is used as its documentation has it: a sparse adjacency from its own functions and a mask, in a batch from
+  its ``collate_fn``. Once its models are made *like* ours, with the same embedding in front, widths, heads and depth
+  as far as they have options for these, and once *as it is*, with its defaults and no embedding.
+
+What is claimed: at ``CLAIMED_TILES`` tiles, ours take less memory than torchmil's like them, by ``LEAST_MEMORY_RATIO``;
+and between the two largest sizes, memory and time of models without dense attention grow like n to a power of at most
+``MOST_MEMORY_EXPONENT`` and ``MOST_TIME_EXPONENT`` (where n differs by a factor of 5, 20 % of noise in time are 0.11).
 """
 
 import argparse
+import math
+import multiprocessing
 import platform
-import subprocess
+import statistics
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import torch
-from attention import Job, cpu_name, progress, take_turns
+from attention import cpu_name, progress
 from contenders import Slide
 from loading import claim
-from memory import peak_bytes
-from torch import Tensor, nn
+from memory import peak_bytes, tensor_bytes
+from torch import nn
 
 from psamil import Bag, PackedBags, list_models
 from psamil.cohort.outcomes import Classification
 from psamil.files import write_json
 from psamil.spatial import Layout
-from psamil.spatial.neighbours import neighbour_pairs
 from psamil.training.fold import new_model
 from psamil.training.objective import Objective, Pass
 from psamil.training.settings import TrainingSettings
@@ -53,19 +64,32 @@ from psamil.training.tasks import Task
 SIZES = (1_000, 10_000, 50_000)
 DIM = 1024
 DENSE = ("longmil", "msa", "ppeg", "rope", "rpe", "sm_transformer")  # O(n²) time
-HOPELESS_S = 300.0  # CPU seconds of a step
-CLAIMED_TILES, LEAST_MEMORY_RATIO = 10_000, 10.0
-THEIRS = "torchmil "  # before the name of ours, in the name of a contender
-EMBEDDED = 512  # numbers per tile, of our models that torchmil has too
-TORCHMIL: dict[str, tuple[str, dict[str, Any]]] = {  # class and options
-    "camil": ("CAMIL", {"n_landmarks": 256}),  # the default, None, fails
-    "gtp": ("GTP", {}),
-    "sm_abmil": ("SmABMIL", {}),
-    "sm_transformer": ("SmTransformerABMIL", {}),
+HOPELESS_S = 60.0  # CPU seconds of a step
+ENOUGH_S, SLOW_S, ROUNDS = 3.0, 8.0, 5
+CLAIMED_TILES, LEAST_MEMORY_RATIO, PROBES = 10_000, 10.0, 3
+MOST_MEMORY_EXPONENT, MOST_TIME_EXPONENT = 1.1, 1.25
+LIKE_OURS, AS_IT_IS = "torchmil ", "torchmil as it is, "  # before the name of ours, in the name of a contender
+
+
+@dataclass(frozen=True)
+class Theirs:
+    kind: str
+    embedding: int  # numbers per tile after it
+    like_ours: dict[str, Any]
+    needed: dict[str, Any]  # as it is, it fails without
+
+
+TORCHMIL = {
+    "camil": Theirs("CAMIL", 512, {"n_heads": 8, "gated_pool": True}, {"n_landmarks": 256}),
+    "gtp": Theirs("GTP", 64, {"att_dim": 64, "n_layers": 3}, {}),
+    "sm_abmil": Theirs("SmABMIL", 512, {"spectral_norm": True}, {}),
+    "sm_transformer": Theirs("SmTransformerABMIL", 512, {"pool_spectral_norm": True}, {}),
 }
 
 
 class Trainee(Protocol):
+    model: nn.Module
+
     def prepare(self) -> None:
         """What is done once per slide."""
 
@@ -98,34 +122,41 @@ class Ours:
 
 
 class Torchmil:
-    def __init__(self, name: str, bag: Bag) -> None:
+    def __init__(self, name: str, bag: Bag, like_ours: bool) -> None:
         import torchmil.models
 
-        kind, options = TORCHMIL[name]
-        if name != "gtp":
-            options = {**options, "feat_ext": nn.Sequential(nn.Linear(DIM, EMBEDDED), nn.ReLU())}
-        self.bag, self.model = bag, getattr(torchmil.models, kind)((DIM,), **options)
+        theirs = TORCHMIL[name]
+        options = dict(theirs.needed)
+        if like_ours:
+            options |= theirs.like_ours
+            options["feat_ext"] = nn.Sequential(nn.Linear(DIM, theirs.embedding), nn.ReLU())
+        self.bag, self.model = bag, getattr(torchmil.models, theirs.kind)((DIM,), **options)
         self.optimizer = torch.optim.Adam(self.model.parameters())
 
     def prepare(self) -> None:
-        """D^-1/2 A D^-1/2, which the Sm models want and others can be given."""
-        i, j = neighbour_pairs(self.bag.xy, self.bag.slides)
-        degree = torch.bincount(i, minlength=self.bag.n).float()
-        places, shape = torch.stack((torch.zeros_like(i), i, j)), (1, self.bag.n, self.bag.n)
-        weights = (degree[i] * degree[j]).rsqrt()
-        self.adjacency = torch.sparse_coo_tensor(places, weights, shape, check_invariants=True).coalesce()
+        """As its data sets do, but that weights are float32 like the features, without which its products fail."""
+        from torchmil.data import collate_fn
+        from torchmil.utils import build_adj, normalize_adj
+
+        pairs, weights = build_adj(self.bag.xy.numpy(), dist_thr=1.5)
+        weights = torch.from_numpy(normalize_adj(pairs, weights, n_nodes=self.bag.n)).float()
+        shape = (self.bag.n, self.bag.n)
+        adjacency = torch.sparse_coo_tensor(torch.from_numpy(pairs), weights, shape, check_invariants=True).coalesce()
+        self.batch = collate_fn([{"X": self.bag.features, "Y": torch.tensor(1.0), "adj": adjacency}])
 
     def step(self) -> None:
+        from torchmil.models import MILModelWrapper
+
         self.optimizer.zero_grad()
-        _, losses = self.model.compute_loss(torch.ones(1), self.bag.features[None], self.adjacency)
-        total: Tensor = sum(losses.values(), torch.zeros(()))
-        total.backward()
+        _, losses = MILModelWrapper(self.model).compute_loss(self.batch)
+        sum(losses.values(), torch.zeros(())).backward()
         self.optimizer.step()
 
 
 def trainee(contender: str, bag: Bag) -> Trainee:
-    if contender.startswith(THEIRS):
-        return Torchmil(contender.removeprefix(THEIRS), bag)
+    for before, like_ours in ((AS_IT_IS, False), (LIKE_OURS, True)):
+        if contender.startswith(before):
+            return Torchmil(contender.removeprefix(before), bag, like_ours)
     return Ours(contender, bag)
 
 
@@ -145,34 +176,9 @@ class Row:
     prepare_s: float | None = None
     step_s: float | None = None
     minimum_s: float | None = None
-    rounds: int | None = None
-    peak_bytes: int | None = None  # over baseline, preparation and first step of a process
-    second_peak_bytes: int | None = None  # the same once more, with all libraries loaded
-
-
-def time_size(n: int, contenders: Sequence[str], smaller: Sequence[Row]) -> list[Row]:
-    """All at one size, taking turns, but for those that would take too long."""
-    bag, rows, calls = random_bag(n), [], {}
-    for name in contenders:
-        made = trainee(name, bag)
-        assert isinstance(made, Ours | Torchmil)
-        row = Row(name, n, sum(parameter.numel() for parameter in made.model.parameters()))
-        rows.append(row)
-        row.skipped = reason_to_skip(row, smaller)
-        if row.skipped is None:
-            calls[Job(f"preparation of {name}", n)] = uncounted(made.prepare)
-            calls[Job(name, n)] = uncounted(made.step)
-    timings = take_turns(calls)
-    for row in rows:
-        if row.skipped is None:
-            row.prepare_s = timings[Job(f"preparation of {row.contender}", n)].median_s
-            row.step_s, row.minimum_s, row.rounds = timings[Job(row.contender, n)]
-    return rows
-
-
-def uncounted(call: Callable[[], None]) -> Callable[[int], None]:
-    """Without the number of the call, which it does not want."""
-    return lambda number: call()
+    rounds: int = 0
+    tensor_bytes: int | None = None  # held at one time, over baseline
+    process_bytes: list[int] | None = None  # peaks over baseline, of fresh processes
 
 
 def reason_to_skip(row: Row, smaller: Sequence[Row]) -> str | None:
@@ -187,38 +193,78 @@ def reason_to_skip(row: Row, smaller: Sequence[Row]) -> str | None:
     return f"O(n²) time: {expected_s / 60:.0f} min expected" if expected_s > HOPELESS_S else None
 
 
-def measure_memory(rows: Sequence[Row], torchmil: Path | None) -> None:
-    for i, row in enumerate(rows):
-        if row.skipped is None:
-            progress(f"memory, {i + 1} of {len(rows)}: {row.contender}, n = {row.n:,}")
-            command = [sys.executable, __file__, "--probe", row.contender, "--sizes", str(row.n)]
-            command += ["--torchmil", str(torchmil)] if torchmil else []
-            done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
-            if done.returncode == 0:
-                row.peak_bytes, row.second_peak_bytes = map(int, done.stdout.split())
-            else:
-                row.skipped = f"ended with code {done.returncode}, as for want of memory"
+def measure(row: Row, torchmil: Path | None) -> None:
+    """Fills in times and memory, from fresh processes, made from one that has all libraries loaded."""
+    processes = multiprocessing.get_context("forkserver")
+    processes.set_forkserver_preload(["attention", "memory", "psamil.training.fold"])
+    row.process_bytes = []
+    compared = row.n == CLAIMED_TILES and row.contender.removeprefix(LIKE_OURS) in TORCHMIL
+    for number in range(PROBES if compared else 1):
+        receiver, sender = processes.Pipe(duplex=False)
+        arguments = row.contender, row.n, torchmil, sender
+        process = processes.Process(target=probe if number == 0 else probe_peak, args=arguments)
+        process.start()
+        sender.close()
+        try:
+            found = receiver.recv()
+        except EOFError:
+            process.join()
+            row.skipped = f"ended with code {process.exitcode}, as for want of memory"
+            return
+        process.join()
+        row.process_bytes.append(found.pop("peak"))
+        for name, value in found.items():
+            setattr(row, name, value)
 
 
-def print_peaks(contender: str, n: int) -> None:
-    """In the fresh process."""
+def probe_peak(contender: str, n: int, torchmil: Path | None, sender: Connection) -> None:
+    """In a fresh process: its peak alone."""
+    set_up(torchmil)
+    made = trainee(contender, random_bag(n))
+    sender.send({"peak": peak_bytes(partial(once, made))})
+
+
+def probe(contender: str, n: int, torchmil: Path | None, sender: Connection) -> None:
+    """In a fresh process: its peak, times, and in a run of its own the tensors."""
+    set_up(torchmil)
     bag = random_bag(n)
+    made = trainee(contender, bag)
+    first: list[float] = []
+    peak = peak_bytes(lambda: first.extend((seconds(made.prepare), seconds(made.step))))
+    times = first[1:] if first[1] > SLOW_S else []
+    while first[1] <= SLOW_S and len(times) < ROUNDS and sum(times) < ENOUGH_S:
+        times.append(seconds(made.step))
+    prepare_s = min(first[0], seconds(made.prepare))
+    tensors = tensor_bytes(partial(once, trainee(contender, bag)))
+    found = {"prepare_s": prepare_s, "step_s": statistics.median(times), "minimum_s": min(times), "rounds": len(times)}
+    sender.send({"peak": peak, "tensor_bytes": tensors, **found})
 
-    def once(made: Trainee) -> None:
-        made.prepare()
-        made.step()
 
-    for _ in range(2):
-        print(peak_bytes(partial(once, trainee(contender, bag))))
+def once(made: Trainee) -> None:
+    made.prepare()
+    made.step()
+
+
+def seconds(work: Callable[[], None]) -> float:
+    start = time.process_time()
+    work()
+    return time.process_time() - start
+
+
+def set_up(torchmil: Path | None) -> None:
+    torch.set_num_threads(1)
+    torch.set_flush_denormal(True)
+    if torchmil is not None:
+        sys.path.append(str(torchmil))  # after all other packages, of which it may hold copies
 
 
 def format_table(rows: Sequence[Row]) -> str:
-    columns = "{:>7}  {:<24}{:>12}{:>11}{:>12}{:>11}{:>8}{:>9}{:>9}"
+    columns = "{:>7}  {:<34}{:>12}{:>11}{:>12}{:>11}{:>8}{:>10}{:>10}"
     lines = [
         f"One training step on one slide of {DIM}-d tiles, float32, one thread. Times in ms of CPU time.",
-        "peak: MB over baseline, preparation included, in a fresh process; again: once more in that process.",
+        "tensors, process: peak memory in MB over baseline, preparation included.",
         "",
-        columns.format("n", "model", "parameters", "prepare", "step", "min", "rounds", "peak", "again"),
+        columns.format("n", "model", "parameters", "prepare", "step", "min", "rounds", "tensors", "process"),
     ]
     for before, row in zip([rows[0], *rows], rows, strict=False):
         if row.n != before.n:
@@ -228,20 +274,43 @@ def format_table(rows: Sequence[Row]) -> str:
             lines.append(columns.format(*start, *["–"] * 6) + f"  {row.skipped}")
             continue
         times = [f"{1e3 * (seconds or 0):.1f}" for seconds in (row.prepare_s, row.step_s, row.minimum_s)]
-        peaks = ["–" if peak is None else f"{peak / 1e6:.0f}" for peak in (row.peak_bytes, row.second_peak_bytes)]
-        lines.append(columns.format(*start, *times, row.rounds, *peaks))
+        process = statistics.median(row.process_bytes or [0])
+        lines.append(
+            columns.format(*start, *times, row.rounds, *(f"{m / 1e6:.1f}" for m in (row.tensor_bytes or 0, process)))
+        )
     return "\n".join(lines)
 
 
 def requirements(rows: Sequence[Row]) -> list[dict[str, object]]:
-    """Of every model of torchmil that was measured, how much more memory it takes than ours."""
-    peaks = {row.contender: row.peak_bytes for row in rows if row.n == CLAIMED_TILES}
+    """How much more memory every model of torchmil takes than ours, and how steeply models grow that may not."""
+    tensors = {row.contender: row.tensor_bytes for row in rows if row.n == CLAIMED_TILES}
     found = []
     for name in TORCHMIL:
-        ours, theirs = peaks.get(name), peaks.get(THEIRS + name)
+        ours, theirs = tensors.get(name), tensors.get(LIKE_OURS + name)
         if ours and theirs:
             found.append(claim(f"times less memory, {name}", theirs / ours, ">=", LEAST_MEMORY_RATIO))
+    memory, time = (
+        {name: e for name, e in exponents(rows, which).items() if name not in DENSE} for which in QUANTITIES
+    )
+    if memory:
+        steepest = max(memory, key=lambda name: memory[name])
+        found.append(claim(f"power of n, memory of {steepest}", memory[steepest], "<=", MOST_MEMORY_EXPONENT))
+        steepest = max(time, key=lambda name: time[name])
+        found.append(claim(f"power of n, time of {steepest}", time[steepest], "<=", MOST_TIME_EXPONENT))
     return found
+
+
+QUANTITIES: tuple[Callable[[Row], float | None], ...] = (lambda row: row.tensor_bytes, lambda row: row.step_s)
+
+
+def exponents(rows: Sequence[Row], value: Callable[[Row], float | None]) -> dict[str, float]:
+    """log(y_2 / y_1) / log(n_2 / n_1) between the two largest sizes, of models that were measured at both."""
+    sizes = sorted({row.n for row in rows})[-2:]
+    if len(sizes) < 2:
+        return {}
+    small, large = ({row.contender: y for row in rows if row.n == n and (y := value(row))} for n in sizes)
+    step = math.log(sizes[1] / sizes[0])
+    return {name: math.log(large[name] / small[name]) / step for name in small.keys() & large.keys()}
 
 
 def plot(rows: Sequence[Row], path: Path) -> None:
@@ -253,12 +322,12 @@ def plot(rows: Sequence[Row], path: Path) -> None:
     figure, axes = plt.subplots(1, 2, figsize=(11, 6.4))
     quantities: list[tuple[str, Callable[[Row], float | None]]] = [
         ("one training step, CPU seconds", lambda row: row.step_s),
-        ("peak memory, MB over baseline", lambda row: row.peak_bytes and row.peak_bytes / 1e6),
+        ("memory held in tensors, MB over baseline", lambda row: row.tensor_bytes and row.tensor_bytes / 1e6),
     ]
     for axis, (title, value) in zip(axes, quantities, strict=True):
         for i, name in enumerate(names):
             points = [(row.n, y) for row in rows if row.contender == name and (y := value(row))]
-            marker = "x" if name.startswith(THEIRS) else "osv^"[i // 10]
+            marker = "x" if name.startswith("torchmil") else "osv^"[i // 10]
             style = {
                 "color": f"C{i % 10}",
                 "marker": marker,
@@ -288,21 +357,21 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=list_models(), choices=list_models(), metavar="MODEL")
     parser.add_argument("--torchmil", type=Path, help="folder into which torchmil 1.0.2 was installed")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results", help="folder of the results")
-    parser.add_argument("--probe", metavar="CONTENDER", help="print its peaks at the first size, and nothing else")
     args = parser.parse_args()
-    torch.set_num_threads(1)
-    torch.set_flush_denormal(True)
-    if args.torchmil is not None:
-        sys.path.append(str(args.torchmil))  # after all other packages, of which it may hold copies
-    if args.probe is not None:
-        print_peaks(args.probe, args.sizes[0])
-        return
+    set_up(args.torchmil)
 
     rows: list[Row] = []
     for n in args.sizes:
-        theirs = [THEIRS + name for name in TORCHMIL if args.torchmil and n == CLAIMED_TILES and name in args.models]
-        rows += time_size(n, [*args.models, *theirs], rows)
-    measure_memory(rows, args.torchmil)
+        compared = [name for name in TORCHMIL if args.torchmil and n == CLAIMED_TILES and name in args.models]
+        theirs = [before + name for before in (LIKE_OURS, AS_IT_IS) for name in compared]
+        bag = random_bag(n)
+        for name in [*args.models, *theirs]:
+            progress(f"n = {n:,}: {name}")
+            row = Row(name, n, sum(parameter.numel() for parameter in trainee(name, bag).model.parameters()))
+            row.skipped = reason_to_skip(row, rows)
+            rows.append(row)
+            if row.skipped is None:
+                measure(row, args.torchmil)
     progress("")
     print(format_table(rows))
     print()

@@ -9,7 +9,7 @@ from torch.nn.functional import dropout, scaled_dot_product_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from psamil.models import recompute
-from psamil.models.recompute import by_rows, recomputed, sum_by_rows
+from psamil.models.recompute import by_rows, in_parts, recomputed, sum_by_rows
 
 
 @pytest.fixture(autouse=True)
@@ -39,6 +39,17 @@ def test_rows_and_sums_of_rows(n: int) -> None:
         torch.testing.assert_close(*gradients)
     with torch.no_grad():
         torch.testing.assert_close(by_rows(rows, x, weights), rows(x, weights))
+
+
+@pytest.mark.parametrize("n", [0, 3, 11])
+def test_rows_taken_apart_once_for_several_uses(n: int) -> None:
+    torch.manual_seed(0)
+    x, weights = (torch.randn(n, 5, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    parts = in_parts(x)
+    actual = by_rows(torch.mul, parts, weights).exp().sum() + sum_by_rows(lambda x: x.sin().sum(0), parts).sum()
+    expected = (x * weights).exp().sum() + x.sin().sum()
+    torch.testing.assert_close(actual, expected)
+    torch.testing.assert_close(*(torch.autograd.grad(out, (x, weights)) for out in (actual, expected)))
 
 
 def test_dropout_is_drawn_once() -> None:

@@ -40,6 +40,7 @@ class Adjacency:
             raise ShapeError(f"pairs must be (2, m), sorted by their first row, got {tuple(pairs.shape)}")
         self.rows, self.columns, self.n = pairs[0], pairs[1], n
         self.starts = torch.searchsorted(self.rows, torch.arange(n, device=pairs.device))  # first pair of each tile
+        self._normalised: dict[torch.dtype, Tensor] = {}
 
     @staticmethod
     def of(batch: PackedBags, radius_steps: float = 1.5) -> Adjacency:
@@ -53,8 +54,10 @@ class Adjacency:
 
     def normalised_weights(self, dtype: torch.dtype) -> Tensor:
         """(m,) entries 1 / sqrt(d_i d_j) of A_hat, for a symmetric matrix."""
-        scale = self.degree.clamp(min=1).to(dtype).rsqrt()
-        return scale[self.rows] * scale[self.columns]
+        if dtype not in self._normalised:
+            scale = self.degree.clamp(min=1).to(dtype).rsqrt()
+            self._normalised[dtype] = scale[self.rows] * scale[self.columns]
+        return self._normalised[dtype]
 
     @cached_property
     def by_column(self) -> tuple[Tensor, Adjacency]:

@@ -5,7 +5,7 @@ these values are cheap to compute again. What costs O(n^2) to compute, the outpu
 numbers are drawn as they were the first time. Without gradients, nothing is kept anyway.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -37,17 +37,27 @@ def recomputed(function: Callable[..., Any], *arguments: Any, keep_attention: bo
     return checkpoint(function, *arguments, use_reentrant=False, context_fn=contexts)
 
 
-def by_rows(function: Callable[..., Tensor], *rows: Tensor) -> Tensor:
-    """``function(*rows)`` (n, ...) of tensors (n, ...), for a function in which no row depends on another."""
+def in_parts(rows: Tensor) -> tuple[Tensor, ...]:
+    """As :func:`by_rows` takes rows apart. Once for several uses: then their gradients add up part by part."""
+    return rows.split(ROWS_AT_ONCE)
+
+
+def by_rows(function: Callable[..., Tensor], *rows: Tensor | Sequence[Tensor]) -> Tensor:
+    """``function(*rows)`` (n, ...) for a function in which no row depends on another.
+
+    Args:
+        function: of tensors (n, ...).
+        rows: these tensors, whole or :func:`in_parts`.
+    """
     return torch.cat(_of_parts(function, rows))
 
 
-def sum_by_rows(function: Callable[..., Tensor], *rows: Tensor) -> Tensor:
+def sum_by_rows(function: Callable[..., Tensor], *rows: Tensor | Sequence[Tensor]) -> Tensor:
     """The same for a function that adds up over its rows: the sum of ``function`` of parts of the rows."""
     first, *others = _of_parts(function, rows)
     return sum(others, first)
 
 
-def _of_parts(function: Callable[..., Tensor], rows: tuple[Tensor, ...]) -> list[Tensor]:
-    parts = zip(*(tensor.split(ROWS_AT_ONCE) for tensor in rows), strict=True)
+def _of_parts(function: Callable[..., Tensor], rows: Sequence[Tensor | Sequence[Tensor]]) -> list[Tensor]:
+    parts = zip(*(in_parts(one) if isinstance(one, Tensor) else one for one in rows), strict=True)
     return [recomputed(function, *part) for part in parts]

@@ -22,7 +22,7 @@ Castro-Macias, Morales-Alvarez, Wu, Molina, Katsaggelos: Sm: enhanced localizati
 medical imaging classification. NeurIPS 2024.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -35,12 +35,12 @@ from psamil.errors import OptionError, one_of
 from psamil.models.adjacency import Adjacency
 from psamil.models.output import ModelOutput
 from psamil.models.pooling import PoolingModel
-from psamil.models.recompute import by_rows, recomputed, sum_by_rows
+from psamil.models.recompute import by_rows, in_parts, recomputed, sum_by_rows
 from psamil.models.registry import register_model
 from psamil.models.segments import segment_softmax, segment_sum
 from psamil.models.smoothing import Smooth
 from psamil.models.tiles import tile_features
-from psamil.models.transformer import SelfAttention, TransformerBlock
+from psamil.models.transformer import SelfAttention, two_layers
 
 PLACES = ("early", "mid", "late")
 
@@ -62,20 +62,20 @@ class SmoothedPooling(nn.Module):
             normalised(self.score)
 
     def forward(
-        self, embed: Callable[[Tensor], Tensor], x: Tensor, batch: PackedBags, adjacency: Adjacency
+        self, embed: Callable[[Tensor], Tensor], x: Sequence[Tensor], batch: PackedBags, adjacency: Adjacency
     ) -> tuple[Tensor, Tensor]:
-        """z (b, width) and a (n,) of tiles H = embed(x), which is done anew wherever H is needed."""
+        """z (b, width) and a (n,) of tiles H = embed(x), x in parts, which is done anew wherever H is needed."""
         bag, bags = batch.bag_of_tile, len(batch)
-        projection, bias = self.project.weight, self.project.bias  # normalised once
-        hidden = by_rows(lambda x: linear(embed(x), projection), x)
-        if self.where == "early":
-            hidden = self.smooth(hidden, adjacency) + bias
-        elif self.where == "mid":
-            hidden = self.smooth(hidden + bias, adjacency)
-        else:
-            hidden = hidden + bias
-        weight = self.score.weight
-        scores = recomputed(lambda hidden: linear(hidden.to(weight.dtype).tanh(), weight), hidden)
+        weight, bias, score = self.project.weight, self.project.bias, self.score.weight  # normalised once
+        early = self.where == "early"
+        hidden = by_rows(lambda x: linear(embed(x), weight, None if early else bias), x)
+        if self.where != "late":
+            hidden = self.smooth(hidden, adjacency)
+
+        def scored(hidden: Tensor) -> Tensor:
+            return linear((hidden + bias if early else hidden).to(score.dtype).tanh(), score)
+
+        scores = by_rows(scored, hidden)
         if self.where == "late":
             scores = self.smooth(scores, adjacency)
         scores = scores.squeeze(1)
@@ -125,10 +125,10 @@ class SmABMIL(PoolingModel):
     def forward(self, batch: PackedBags) -> ModelOutput:
         adjacency = Adjacency.of(batch, self.radius_steps)
         if self.training and self.embed.dropout.p > 0:  # which is drawn once
-            pooled, scores = self.score(nn.Identity(), self.tiles(batch), batch, adjacency)
+            pooled, scores = self.score(nn.Identity(), in_parts(self.tiles(batch)), batch, adjacency)
         else:
             x = tile_features(batch, self.embed.in_dim, self.head.weight.dtype)
-            pooled, scores = self.score(self.embed.project, x, batch, adjacency)
+            pooled, scores = self.score(self.embed.project, in_parts(x), batch, adjacency)
         return ModelOutput(logits=self.classify(pooled), tile_scores=scores)
 
 
@@ -139,17 +139,29 @@ class SmoothedAttention(nn.Module):
         super().__init__()
         self.attention, self.smooth = SelfAttention(width, heads), smooth
 
-    def forward(self, x: Tensor, norm: nn.Module, offsets: list[int], adjacency: Adjacency) -> Tensor:
+    def forward(self, x: Sequence[Tensor], norm: nn.Module, offsets: list[int], adjacency: Adjacency) -> Tensor:
+        """(n, width) of tokens x in parts."""
         heads = self.attention(x, norm, offsets)  # Sm does not mix columns
-        return torch.cat([self.smooth(head, adjacency).to(x.dtype) for head in heads], 1)
+        return torch.cat([self.smooth(head, adjacency).to(x[0].dtype) for head in heads], 1)
 
 
-class SmoothedBlock(TransformerBlock):
-    """A block whose attention normalises the tokens itself, so that normalised tokens are not kept."""
+class SmoothedBlock(nn.Module):
+    """x -> y + MLP(LN y) + h_0, y = x + Sm(attention(LN x)): of tokens in parts, so that their gradients are too."""
 
-    def attend(self, x: Tensor, *context: Any) -> Tensor:
-        added: Tensor = self.attention(x, self.norm1, *context)
-        return added
+    def __init__(self, width: int, heads: int, smooth: Smooth) -> None:
+        super().__init__()
+        self.norm1, self.attention = nn.LayerNorm(width), SmoothedAttention(width, heads, smooth)
+        self.norm2, self.mlp = nn.LayerNorm(width), two_layers(width, mlp_ratio=4)
+
+    def forward(
+        self, x: Sequence[Tensor], h: Sequence[Tensor], offsets: list[int], adjacency: Adjacency
+    ) -> list[Tensor]:
+        added = in_parts(self.attention(x, self.norm1, offsets, adjacency))
+        y = [one + more for one, more in zip(x, added, strict=True)]
+        return [recomputed(self._with_mlp, one) + h_0 for one, h_0 in zip(y, h, strict=True)]
+
+    def _with_mlp(self, y: Tensor) -> Tensor:
+        return y + self.mlp(self.norm2(y))
 
 
 class SmTransformer(SmABMIL):
@@ -167,17 +179,14 @@ class SmTransformer(SmABMIL):
             raise OptionError(f"depth must be at least 1, got {depth}")
         smoothing = {name: options[name] for name in ("alpha", "learn_alpha", "mode", "steps") if name in options}
         width = self.embed.width
-        self.blocks = nn.ModuleList(
-            SmoothedBlock(width, SmoothedAttention(width, heads, Smooth(**smoothing)), mlp_ratio=4, recompute_mlp=True)
-            for _ in range(depth)
-        )
+        self.blocks = nn.ModuleList(SmoothedBlock(width, heads, Smooth(**smoothing)) for _ in range(depth))
         self.norm = nn.LayerNorm(width)
 
     def forward(self, batch: PackedBags) -> ModelOutput:
         adjacency = Adjacency.of(batch, self.radius_steps)
-        h = x = self.tiles(batch)
+        h = x = in_parts(self.tiles(batch))
         for block in self.blocks:
-            x = block(x, batch.offsets.tolist(), adjacency) + h
+            x = block(x, h, batch.offsets.tolist(), adjacency)
         pooled, scores = self.score(self.norm, x, batch, adjacency)
         return ModelOutput(logits=self.classify(pooled), tile_scores=scores)
 

@@ -38,7 +38,7 @@ from psamil.errors import OptionError, one_of
 from psamil.models.adjacency import Adjacency
 
 MODES = ("approximate", "exact")
-COLUMNS_AT_ONCE = 64
+COLUMNS_AT_ONCE = 32
 """Columns of U that are smoothed together."""
 
 
@@ -100,12 +100,12 @@ def _iterate(
     u: Tensor, alpha: float, a_hat: Callable[[Tensor], Tensor], steps: int, derive: bool
 ) -> tuple[Tensor, Tensor | None]:
     """G_T and, where it is asked for, D_T."""
-    g, d = u, torch.zeros_like(u) if derive else None
+    g, d = u, None
     for _ in range(steps):
-        around = a_hat(g)
-        if d is not None:
-            d = a_hat(d).mul_(alpha).add_(around).sub_(u)
-        g = around.mul_(alpha).add_(u, alpha=1 - alpha)
+        g = a_hat(g)
+        if derive:
+            d = g - u if d is None else a_hat(d).mul_(alpha).add_(g).sub_(u)
+        g.mul_(alpha).add_(u, alpha=1 - alpha)
     return g, d
 
 
@@ -142,6 +142,7 @@ class _Sm(torch.autograd.Function):
                 of_v.copy_(of_part)
                 if of_logit is not None and derivative is not None:
                     of_logit += ctx.alpha * (1 - ctx.alpha) * (derivative * _columns(u)[i]).sum()
+                del of_part, derivative  # before the next columns need as much
         return v, None if of_logit is None else of_logit.to(alpha_logit.dtype), None, None
 
 
