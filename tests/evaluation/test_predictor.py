@@ -384,7 +384,8 @@ def test_fit_and_train_take_the_same_options():
         "settings",
         "recipe",
     }  # the parser adds --recipe
-    assert {name: of_verb[name].default for name in of_verb} == {name: options[name].default for name in of_verb}
+    common = set(of_verb) - {"engine", "address", "cpus_per_job", "gpus_per_job"}  # from Python, engine is a function
+    assert {name: of_verb[name].default for name in common} == {name: options[name].default for name in common}
 
 
 def test_settings_and_reading_are_checked(run, fit, tmp_path):
