@@ -346,7 +346,7 @@ def plot(rows: Sequence[Row], path: Path) -> None:
     handles, labels = axes[0].get_legend_handles_labels()
     figure.tight_layout(rect=(0, 0.16, 1, 1))
     figure.legend(handles, labels, loc="lower center", ncols=7, frameon=False, fontsize=9)
-    figure.savefig(path, dpi=150)
+    figure.savefig(path, dpi=150, bbox_inches="tight")
     plt.close(figure)
 
 
