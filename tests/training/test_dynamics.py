@@ -1,6 +1,7 @@
 """What is kept of every epoch beside the loss: how alike heads are, and in a file of its own what the epoch took."""
 
 import json
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -91,3 +92,9 @@ def test_a_stopwatch_measures_from_its_start_and_forgets_what_was_not_completed(
     assert [(record["epoch"], record["seconds"]) for record in records] == [(0, 6.5), (1, 0.25)]
     assert all(10 < record["peak_memory_mb"] < 2**20 for record in records)
     assert read_timing(tmp_path / "nowhere") == []
+
+
+def test_systems_that_do_not_tell_memory_train_all_the_same(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "resource", None)
+    Stopwatch(tmp_path, torch.device("cpu")).write(0)
+    assert [record["peak_memory_mb"] for record in read_timing(tmp_path)] == [None]

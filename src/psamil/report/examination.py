@@ -42,7 +42,7 @@ class SlideCost:
     """One prediction of one slide, from features in memory."""
 
     tiles: int
-    flops: int  # of matrix products and attention, as torch counts them
+    flops: int  # of products and attention, by psamil.report.paper_figures.flop_counter
     seconds: float
 
 
@@ -169,13 +169,13 @@ def _examine_run(tested: RunOnSlides, track: Track, left_out: list[str]) -> RunE
 @torch.no_grad()
 def cost_of(model: torch.nn.Module, bag: Bag) -> SlideCost:
     """FLOPs and seconds of one prediction; the seconds are those of the second time, when all is warm."""
-    from torch.utils.flop_counter import FlopCounterMode
+    from psamil.report.paper_figures.flop_counter import flop_counter
 
     def predict() -> None:
         layout = Layout.of(bag.xy, bag.slides) if getattr(model, "needs_layout", False) else None
         model(PackedBags.of(bag, layout).to(next(model.parameters()).device))
 
-    with FlopCounterMode(display=False) as counter:
+    with flop_counter() as counter:
         predict()
     begin = time.perf_counter()
     predict()

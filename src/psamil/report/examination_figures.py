@@ -162,8 +162,9 @@ def _training_cost(run: RunExamination) -> list[str]:
     """Seconds of an epoch, the median, and the highest peak of memory."""
     if not run.timing:
         return ["-", "-"]
-    peak_mb = max(record["peak_memory_mb"] for record in run.timing)
-    return [f"{median(record['seconds'] for record in run.timing):.3g}", f"{peak_mb:,.0f}"]
+    peaks_mb = [record["peak_memory_mb"] for record in run.timing if record["peak_memory_mb"] is not None]
+    peak = f"{max(peaks_mb):,.0f}" if peaks_mb else "-"  # not every system tells
+    return [f"{median(record['seconds'] for record in run.timing):.3g}", peak]
 
 
 def of_thousands(value: float) -> str:

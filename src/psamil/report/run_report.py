@@ -174,8 +174,8 @@ def _cost(seen: Examination) -> Iterator[str]:
     yield html_table(head, rows)
     yield from _notes(
         [
-            "One prediction from features in memory, on some test slides of each fold. FLOPs are those of matrix "
-            "products and attention, as torch counts them: a multiplication and an addition are two. Posterior "
+            "One prediction from features in memory, on some test slides of each fold. FLOPs are those of "
+            "products, sums over neighbours and attention: a multiplication and an addition are two. Posterior "
             "attention counts pairs of tiles within its radius, and computes more in blocks. Times are of single "
             f"predictions on the machine that wrote this page, with {torch.get_num_threads()} of its threads, and "
             "change with what else it does: they are no benchmark. Seconds per epoch, the median, and peak memory are "

@@ -7,7 +7,6 @@ these numbers are not in the history.
 from __future__ import annotations
 
 import json
-import resource
 import sys
 import time
 from pathlib import Path
@@ -47,10 +46,14 @@ class Stopwatch:
         with atomic_write(self.path) as temporary:
             temporary.write_text("".join(json.dumps(record) + "\n" for record in self._records))
 
-    def _peak_memory_mb(self) -> float:
-        """Of tensors on a GPU in this epoch; on a CPU, of this whole process since it began."""
+    def _peak_memory_mb(self) -> float | None:
+        """Of tensors on a GPU in this epoch; on a CPU, of this whole process since it began, where the system tells."""
         if self.device.type == "cuda":
             return torch.cuda.max_memory_allocated(self.device) / 2**20
+        try:
+            import resource
+        except ImportError:  # Windows
+            return None
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return peak / (2**20 if sys.platform == "darwin" else 2**10)
 
