@@ -4,12 +4,14 @@ from dataclasses import replace
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from psamil import Bag, PackedBags, create_model
 from psamil.errors import OptionError
 from psamil.models import h2_mil
-from psamil.models.h2_mil import H2MIL, ClusterPooling, GraphNorm, Tree, TypedAttention, clusters
+from psamil.models.h2_mil import H2MIL, ClusterPooling, GraphNorm, Tree, TypedAttention, clusters, nearest_centres
 
 
 def model_of(n_out: int = 2, **options) -> H2MIL:
@@ -182,6 +184,23 @@ def test_clusters_in_one_chunk_and_in_many(keep: float, monkeypatch: pytest.Monk
         assert keep < 1 or len(inside) <= keep
     assert found == expected
     assert torch.equal(group_of_cluster[own], group)
+
+
+@given(st.integers(0, 10**6), st.integers(1, 400), st.integers(1, 5), st.sampled_from([0.0, 1e-3, 1.0]), st.booleans())
+def test_nearest_centres_are_those_among_all(seed: int, n: int, groups: int, spread: float, on_lattice: bool) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    point = torch.rand(n, 3, generator=generator) * torch.tensor([1, 1, spread])
+    if on_lattice:  # many equal distances
+        point = (point * 6).round() / 6
+    group = torch.randint(0, groups, (n,), generator=generator).unique(return_inverse=True)[1]
+    centre = torch.cat([(group == g).nonzero()[0] for g in range(int(group.amax()) + 1)])
+    centre = torch.cat((centre, torch.randperm(n, generator=generator)[: n // 5]))
+    away = point[:, None] - point[centre]
+    cost = torch.linalg.vector_norm(away[..., :2], dim=2) + away[..., 2].abs()
+    cost[group[:, None] != group[centre]] = torch.inf
+    lowest = cost.amin(1, keepdim=True)
+    expected = torch.where(cost == lowest, torch.arange(len(centre)), len(centre)).amin(1)
+    assert torch.equal(nearest_centres(point, group, centre), expected)
 
 
 def test_nodes_of_equal_fitness_are_clustered_whatever_their_order() -> None:

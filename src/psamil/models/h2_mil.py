@@ -24,7 +24,7 @@ LN of nodes is over all nodes and channels of a slide, with a scale and a shift 
 No score of tiles is defined by the authors; the fitness cannot be one, as w is never learned (below). The score of a
 tile is the largest logit that the head gives to the tile and its cluster in place of r1 and r2.
 
-Time O(n + n_1^2 / 10) with n_1 about n / 4 nodes in level 1, memory O(n): distances to centres are taken in chunks.
+Time and memory O(n): nearest centres are looked for in cells of space, and distances to them taken in chunks.
 
 On purpose: raw logits come out (the authors take the cross-entropy of a softmax of a softmax); the sums go along edges,
 without a dense adjacency. w decides only who is in which cluster, through which no gradient goes: it stays the random
@@ -216,23 +216,56 @@ def clusters(group: Tensor, fitness: Tensor, place: Tensor, keep: float) -> tupl
     stride = torch.full_like(size, round(1 / keep)) if keep < 1 else (size + int(keep) - 1) // int(keep)
     group_at = torch.repeat_interleave(size)  # (n,) of the nodes in this order, groups counted from 0
     centre = order[position_in_group(size) % stride[group_at] == 0]
-    n_centres = (size + stride - 1) // stride
-    first_centre = n_centres.cumsum(0) - n_centres
-
-    nearest = torch.empty_like(group)
-    chunk = (n_centres[group_at].cumsum(0) - 1) // PAIRS_AT_ONCE
-    for at in torch.arange(len(order), device=group.device).split(torch.bincount(chunk).tolist()):
-        candidates = n_centres[group_at[at]]
-        row = torch.repeat_interleave(candidates)
-        node = order[at[row]]
-        option = first_centre[group_at[at[row]]] + position_in_group(candidates)
-        cost = torch.linalg.vector_norm(place[node] - place[centre[option]], dim=1)
-        cost = cost + (fitness[node] - fitness[centre[option]]).abs()
-        lowest = cost.new_full((len(at),), torch.inf).scatter_reduce(0, row, cost, "amin")
-        option = torch.where(cost == lowest[row], option, len(centre))
-        nearest[order[at]] = option.new_full((len(at),), len(centre)).scatter_reduce(0, row, option, "amin")
+    point = torch.cat((place, fitness.nan_to_num()[:, None]), 1)  # lost numbers are seen in the logits
+    nearest = nearest_centres(point, torch.empty_like(group).index_copy(0, order, group_at), centre)
     used, nearest = nearest.unique(return_inverse=True)  # a centre can be the twin of another, and stay alone
     return nearest, group[centre[used]]
+
+
+def nearest_centres(point: Tensor, group: Tensor, centre: Tensor) -> Tensor:
+    """(n,) the nearest centre to each point in its group, as an index of ``centre``; the first of several.
+
+    Space is cut into cells of some side, so that all centres within this distance of a point are in the 27 cells around
+    it. Points that find none so near look again in cells of twice the side. At first there is about one centre in a
+    cell, so that time is O(n) unless most centres are in few places.
+
+    Args:
+        point: (n, 3) x, y and fitness. Two of them are as far apart as their x and y, plus as their fitness.
+        group: (n,) from 0, each with a centre.
+        centre: (c,) points.
+    """
+    nearest = torch.empty_like(group)
+    if not len(point):
+        return nearest
+    n_centres = torch.bincount(group[centre])
+    index, bounds = group[:, None].expand(-1, 3), point.new_full((len(n_centres), 3), torch.inf)
+    low, high = bounds.scatter_reduce(0, index, point, "amin"), (-bounds).scatter_reduce(0, index, point, "amax")
+    side = ((high - low).sum(1) / n_centres ** (1 / 3)).clamp(min=torch.finfo(point.dtype).smallest_normal)
+    around = torch.cartesian_prod(*[torch.arange(-1, 2, device=point.device)] * 2)  # (9, 2) columns of three cells
+    left = torch.arange(len(point), device=point.device)
+    while len(left):
+        cell = ((point - low[group]) / side[group, None]).long() + 1  # (n, 3), the cells around them not negative
+        edge = int(cell.amax()) + 2
+        scale = torch.tensor([edge**2, edge, 1], device=point.device)
+        key = group * edge**3 + (cell * scale).sum(1)
+        centre_key, by_key = key[centre].sort(stable=True)
+        column = key[left, None] + (around * scale[:2]).sum(1)
+        first = torch.searchsorted(centre_key, column - 1)  # (left, 9)
+        count = torch.searchsorted(centre_key, column + 1, right=True) - first
+        chunk = (count.sum(1).cumsum(0) - 1).clamp(min=0) // PAIRS_AT_ONCE
+        found = []
+        for at in torch.arange(len(left), device=point.device).split(torch.bincount(chunk).tolist()):
+            options = count[at].flatten()
+            row = torch.repeat_interleave(options) // len(around)
+            option = by_key[torch.repeat_interleave(first[at].flatten(), options) + position_in_group(options)]
+            away = point[left[at[row]]] - point[centre[option]]
+            cost = torch.linalg.vector_norm(away[:, :2], dim=1) + away[:, 2].abs()
+            lowest = cost.new_full((len(at),), torch.inf).scatter_reduce(0, row, cost, "amin")
+            option = torch.where(cost == lowest[row], option, len(centre))
+            nearest[left[at]] = option.new_full((len(at),), len(centre)).scatter_reduce(0, row, option, "amin")
+            found.append(lowest <= 0.999 * side[group[left[at]]])  # at 1, rounding could put it one cell further
+        left, side = left[~torch.cat(found)], 2 * side
+    return nearest
 
 
 class H2MIL(nn.Module):
