@@ -83,6 +83,9 @@ def test_other_splits_folds_or_labels_are_refused(splits, tmp_path):
     (partial / "folds" / "2" / "seed-0" / "metrics.json").unlink()
     with pytest.raises(DataError, match=r"finished the folds \[0, 1\], and its summary is of \[0, 1, 2\]"):
         compare_runs([partial])
+    (partial / "summary.json").unlink()
+    with pytest.raises(DataError, match=r"finished the folds \[0, 1\], and no summary of them"):
+        compare_runs([partial])
     summarise(partial)
     with pytest.raises(DataError, match=r"finished folds \[0, 1\]"):
         compare_runs([first, partial])

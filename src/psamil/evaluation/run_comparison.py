@@ -78,7 +78,8 @@ class FinishedRun:
             raise DataError(path, "has no fold of which every seed is finished", "go on with psamil train")
         summary = read_json(path / SUMMARY_FILE) if (path / SUMMARY_FILE).is_file() else {}
         if summary.get("finished") != sorted(finished):
-            cause = f"has finished the folds {sorted(finished)}, and its summary is of {summary.get('finished')}"
+            summed_up = f"its summary is of {summary['finished']}" if "finished" in summary else "no summary of them"
+            cause = f"has finished the folds {sorted(finished)}, and {summed_up}"
             raise DataError(path, cause, "call psamil train again with its options, which sums it up")
         model = SavedModel.load(next(iter(finished.values()))[0] / MODEL_FILE)
         return FinishedRun(path, name or path.name, about, summary, splits, model.task, model.about.get("step_um"))
