@@ -13,8 +13,8 @@ EXAMPLES = Path(__file__).parents[3] / "examples"
 
 def test_two_ranges(tmp_path, capsys):
     example = runpy.run_path(str(EXAMPLES / "two_ranges.py"))
-    assert len(example["RUNS"]) == 4
-    names = ("diversity loss", "legacy")
+    assert len(example["RUNS"]) == 6
+    names = ("diversity loss, 0.001", "legacy")
     runs = {name: example["train"](tmp_path, name, slides=15, seeds=1, epochs=1) for name in names}
     assert read_run(runs["legacy"])["settings"]["model_options"]["preset"] == "legacy"
     example["tell"](runs)
