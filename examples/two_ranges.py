@@ -8,7 +8,7 @@ same PSA-MIL, 3 heads that begin at about 5 steps, is trained
 
 - without the diversity loss;
 - with it, at the paper's weight alpha = 0.001 and at 0.01;
-- with the form of the authors' released code, which has no gradient at the initial radii of 3 heads (see
+- with the form of the authors' released code, which has next to no gradient at the initial radii of 3 heads (see
   benchmarks/diversity.py), at the same weights;
 - if asked for (``--runs legacy``), with that form and the authors' neighbours, which takes several times as long.
 

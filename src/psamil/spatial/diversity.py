@@ -6,7 +6,7 @@ p(r) = 1/H sum_h N(r; r_h, b^2), and its Shannon entropy H(p) = -E_p[log p], in 
 - ``quadrature`` (default): the integral on a fixed grid; deterministic and smooth, the paper's quantity without noise;
 - ``monte-carlo``: the paper's estimate from samples drawn from p, with gradients through sample and density;
 - ``binning``: the authors' released code, for comparison: one bin centre per head, soft memberships, entropy in *bits*.
-  With 3 heads at their initial radii it is stationary: its gradient is about 1e-8, and it does
+  With 3 heads at their initial radii it is stationary: its gradient is below 1e-5, and it does
   nothing until the labels have moved the heads.
 """
 

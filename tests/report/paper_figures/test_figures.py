@@ -12,7 +12,7 @@ from psamil.files import read_json
 from psamil.recipes.paper_tables import list_recipes, read_recipe
 from psamil.report.paper_figures import FIGURES
 from psamil.report.paper_figures.ablations import draw_ablations
-from psamil.report.paper_figures.cost import draw_cost
+from psamil.report.paper_figures.cost import draw_cost, draw_cost_of
 from psamil.report.paper_figures.dynamics import draw_dynamics
 from psamil.report.paper_figures.log_axis import power_of_ten
 from psamil.spatial.decays import DECAYS
@@ -131,6 +131,22 @@ def test_cost_has_a_row_for_each_run_and_the_formula_of_psa(runs, tmp_path):
     assert table.loc["mean", "flops_per_batch"] == pytest.approx(3 * 400 * 2 * 16, rel=0.3)
     assert "3 slides of 400 tiles" in text
     assert "$x_1$" in text
+
+
+def test_names_of_crowded_bubbles_are_apart(tmp_path):
+    common = {"model": "mean", "metric": "auc", "parameters": 1000, "flops_per_batch": 1e9}
+    rows = [{**common, "run": f"model-{i}", "score": 0.5 + 0.001 * i} for i in range(8)]
+    table, text = read(draw_cost_of([*rows, {**common, "run": "undefined", "score": None}], tmp_path), "figure-cost")
+    assert "undefined" in table["run"].tolist()
+    assert "undefined" not in text
+    names = [
+        text for text in ElementTree.parse(tmp_path / "figure-cost.svg").iter() if (text.text or "")[:6] == "model-"
+    ]
+    assert len(names) == len(rows)
+    for i, name in enumerate(names):
+        for other in names[:i]:
+            beside = name.get("style")[-5:] != other.get("style")[-5:]  # of them, one is left and one is right
+            assert beside or abs(float(name.get("y")) - float(other.get("y"))) >= 7.5
 
 
 def test_the_same_runs_give_the_same_bytes(runs, tmp_path):

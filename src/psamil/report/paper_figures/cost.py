@@ -24,7 +24,7 @@ from psamil.training.saved_model import SavedModel
 
 TILES, BATCH_SLIDES = 5_000, 8
 SIZE_IN = (7.6, 5.2)
-LARGEST_POINTS2 = 900.0  # area of the largest bubble
+SMALLEST_POINTS2, LARGEST_POINTS2 = 16.0, 900.0  # areas of bubbles
 NAME_POINTS = 7.5  # height of the names
 CONTROLS = ("size",)  # in the CSV alone: next to models, it costs nothing
 
@@ -52,7 +52,8 @@ def draw_cost_of(
     """The same from what :func:`draw_cost` has found out, which is what its CSV holds."""
     from matplotlib.figure import Figure as Canvas
 
-    drawn = sorted((row for row in rows if row["model"] not in CONTROLS), key=lambda row: -row["parameters"])
+    shown = (row for row in rows if row["model"] not in CONTROLS and row["score"] is not None)  # others: in the CSV
+    drawn = sorted(shown, key=lambda row: -row["parameters"])
     largest = max([*(row["parameters"] for row in drawn), 1])
     with styled():
         canvas = Canvas(figsize=SIZE_IN, layout="constrained")
@@ -62,7 +63,7 @@ def draw_cost_of(
             at = row["flops_per_batch"], row["score"]
             axis.scatter(*at, s=area, color=colour(1 if ours else 0), alpha=0.55, edgecolors="white")
         power = 10 ** math.floor(math.log10(largest))
-        for parameters in (power / 100, power / 10, power):
+        for parameters in (power / 10, power):
             label = f"{parameters:,.0f} parameters" if parameters >= 1 else None
             axis.scatter([], [], s=_area(parameters, largest), color=GREY, alpha=0.55, linewidths=0, label=label)
         axis.set(xscale="log", xlabel=f"FLOPs of a training batch ({batch_slides} slides of {tiles:,} tiles)")
@@ -70,30 +71,56 @@ def draw_cost_of(
         axis.set(ylabel=metric_title(rows[0]["metric"]))
         axis.set_title(title)
         axis.margins(0.1)
-        canvas.legend(loc="outside lower center", ncols=3, handletextpad=1.2, columnspacing=3)
+        axis.set_axisbelow(True)
+        canvas.legend(loc="outside lower center", ncols=2, handletextpad=1.2, columnspacing=3)
         canvas.draw_without_rendering()  # where things are is known after this
         _write_names(axis, drawn, largest)
         return save_figure(canvas, rows, out, "figure-cost")
 
 
 def _write_names(axis: Any, rows: Sequence[dict[str, Any]], largest: float) -> None:
-    """Each beside its bubble, or as little above or below as keeps it from others."""
+    """Each at the right or left of its bubble, as little above or below as keeps it from other names and bubbles.
+
+    One that is moved has a line to its bubble.
+    """
     scale = 72 / axis.figure.dpi
-    taken: list[tuple[float, float, float]] = []  # left, right and height of names, in points
-    for row in sorted(rows, key=lambda row: -row["score"]):
-        name, at = shortened(row["run"], 24), (row["flops_per_batch"], row["score"])
-        beside = math.sqrt(_area(row["parameters"], largest)) / 2 + 1.5
-        x, y = (scale * place for place in axis.transData.transform(at))
-        left, right = x + beside, x + beside + NAME_POINTS * 0.62 * len(name)
-        shifts = (sign * step * NAME_POINTS / 4 for step in range(40) for sign in (1, -1))
-        clear = (s for s in shifts if all(right < a or b < left or abs(y + s - h) > NAME_POINTS for a, b, h in taken))
-        shift = next(clear, 0.0)
-        taken.append((left, right, y + shift))
-        axis.annotate(name, at, (beside, shift), textcoords="offset points", va="center", fontsize=NAME_POINTS)
+    places = [
+        [scale * place for place in axis.transData.transform((row["flops_per_batch"], row["score"]))] for row in rows
+    ]
+    radii = [math.sqrt(_area(row["parameters"], largest)) / 2 for row in rows]
+    taken = [(x - r, x + r, y - r, y + r) for (x, y), r in zip(places, radii, strict=True)]  # boxes, in points
+    shifts = [sign * step * NAME_POINTS / 4 for step in range(60) for sign in ((1, -1) if step else (1,))]
+    for i in sorted(range(len(rows)), key=lambda i: -rows[i]["score"]):
+        name, (x, y), beside = shortened(rows[i]["run"], 24), places[i], radii[i] + 1.5
+        width = NAME_POINTS * 0.62 * len(name)
+        starts = {"left": x + beside, "right": x - beside - width}  # by the side on which the text is aligned
+        options = [
+            (side, shift, (start, start + width, y + shift - NAME_POINTS / 2, y + shift + NAME_POINTS / 2))
+            for shift in shifts
+            for side, start in starts.items()
+        ]
+        clear = (option for option in options if not any(_overlap(option[2], box) for box in taken))
+        side, shift, box = next(clear, options[0])
+        taken.append(box)
+        line = {"arrowstyle": "-", "color": GREY, "linewidth": 0.6, "shrinkA": 0, "shrinkB": 0}
+        axis.annotate(
+            name,
+            (rows[i]["flops_per_batch"], rows[i]["score"]),
+            (beside if side == "left" else -beside, shift),
+            textcoords="offset points",
+            ha=side,
+            va="center",
+            fontsize=NAME_POINTS,
+            arrowprops=line if abs(shift) > NAME_POINTS else None,
+        )
+
+
+def _overlap(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
+    return one[0] < other[1] and other[0] < one[1] and one[2] < other[3] and other[2] < one[3]
 
 
 def _area(parameters: float, largest: float) -> float:
-    return max(4.0, LARGEST_POINTS2 * parameters / largest)
+    return max(SMALLEST_POINTS2, LARGEST_POINTS2 * parameters / largest)
 
 
 def _row(name: str, run: FinishedRun, tiles: int, batch_slides: int) -> dict[str, Any]:

@@ -50,9 +50,12 @@ def draw_dynamics(
             above.set_title(shortened(run))
             below.set_xlabel("epoch")
             below.xaxis.get_major_locator().set_params(integer=True)
-        axes[0, 0].set(ylabel="radius K (tile steps)", ylim=(0, None))
-        axes[1, 0].set(ylabel="similarity of heads", ylim=(0, None))
-        canvas.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=8)
+        highest = max([*(row["radius_steps"] for row in rows), *(high for _, high in planted_steps)])
+        axes[0, 0].set(ylabel="radius K (tile steps)", ylim=(0, 1.05 * highest))
+        highest = max([row["head_similarity"] for row in rows if row["head_similarity"] is not None], default=1)
+        axes[1, 0].set(ylabel="similarity of heads", ylim=(0, 1.05 * highest))
+        handles = axes[0, 0].get_legend_handles_labels()
+        canvas.legend(*handles, loc="outside lower center", ncols=8, title="each line is one training (fold and seed)")
         return save_figure(canvas, rows, out, name)
 
 
