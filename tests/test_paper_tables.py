@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-import yaml
 
 from psamil.cli.study import Study
 from psamil.errors import OptionError
@@ -21,19 +20,20 @@ ROWS = {
     "table4": "AB-MIL, DTFD-MIL, Trans-MIL, Sm-MIL, Bayes-MIL, PSA-MIL [Gau]",
 }
 NUMBERS = [
-    ("table1", "abmil", "crc", "auc", PaperNumber(85.21, 1.01)),
-    ("table1", "gtp", "crc", "f1", PaperNumber(65.85, 2.81)),
-    ("table1", "sm_transformer", "stad", "accuracy", PaperNumber(79.79, 1.88)),
-    ("table1", "psa-gaussian", "crc", "auc", PaperNumber(88.97, 1.01)),
-    ("table1", "psa-cauchy", "stad", "auc", PaperNumber(83.06, 0.57)),
-    ("table2", "msa", "crc", "auc", PaperNumber(84.34)),
-    ("table2", "local-15", "stad", "auc", PaperNumber(81.19)),
-    ("table2", "rope", "crc", "auc", PaperNumber(87.38, None, "*")),
-    ("table2", "psa-gaussian", "stad", "auc", PaperNumber(82.98)),
-    ("table3", "transmil", "camelyon16", "patch_f1", PaperNumber(21.1)),
-    ("table3", "psa-gaussian", "camelyon16", "froc_tile@6", PaperNumber(75.9)),
-    ("table4", "abmil", "brca-uni", "c_index", PaperNumber(61.9)),
-    ("table4", "psa-gaussian", "crc-uni", "c_index", PaperNumber(70.7)),
+    ("table1", "abmil", "crc", "auc", "85.21 ± 1.01"),
+    ("table1", "gtp", "crc", "f1", "65.85 ± 2.81"),
+    ("table1", "sm_transformer", "stad", "accuracy", "79.79 ± 1.88"),
+    ("table1", "psa-gaussian", "crc", "auc", "88.97 ± 1.01"),
+    ("table1", "psa-cauchy", "stad", "auc", "83.06 ± 0.57"),
+    ("table2", "msa", "crc", "auc", "84.34"),
+    ("table2", "local-15", "stad", "auc", "81.19"),
+    ("table2", "ppeg", "crc", "auc", "86.00"),
+    ("table2", "rope", "crc", "auc", "87.38*"),
+    ("table2", "psa-gaussian", "stad", "auc", "82.98"),
+    ("table3", "transmil", "camelyon16", "patch_f1", "21.1"),
+    ("table3", "psa-gaussian", "camelyon16", "froc_tile@6", "75.9"),
+    ("table4", "abmil", "brca-uni", "c_index", "61.9"),
+    ("table4", "psa-gaussian", "crc-uni", "c_index", "70.7"),
 ]
 
 
@@ -49,7 +49,7 @@ def test_every_row_of_the_paper_is_there_in_its_order(table):
 
 @pytest.mark.parametrize(("table", "row", "cohort", "metric", "number"), NUMBERS)
 def test_numbers_are_those_of_the_paper(table, row, cohort, metric, number):
-    assert read_recipe(table).models[row].paper[cohort][metric] == number
+    assert str(read_recipe(table).models[row].paper[cohort][metric]) == number  # digit by digit
 
 
 @pytest.mark.parametrize("table", TABLES)
@@ -71,6 +71,18 @@ def test_every_cohort_of_a_recipe_is_a_study_of_models_that_can_be_built(name):
         for settings in study_of(name, cohort).models.values():
             assert settings.model in list_models()
             create_model(settings.model, 16, 4, **settings.model_options)
+
+
+def test_tables_and_figures_can_share_runs():
+    """Rows of one name are the same everywhere, and their titles tell them apart."""
+    settings: dict[tuple[str, str], dict] = {}
+    for name in list_recipes():
+        recipe = read_recipe(name)
+        titles = [row.title for row in recipe.models.values()]
+        assert len(set(titles)) == len(titles)
+        for cohort in recipe.cohorts:
+            for row, of in study_of(name, cohort).models.items():
+                assert settings.setdefault((cohort, row), of) == of, (name, row)
 
 
 def test_cohorts_have_the_authors_settings():
@@ -113,4 +125,4 @@ def test_recipes_are_found_and_others_named():
 @pytest.mark.parametrize("text", ["88.97 ± ", "88", "0.8897 +- 0.01", "~88.9"])
 def test_numbers_that_are_none_are_refused(text):
     with pytest.raises(ValueError, match="must look like"):
-        PaperNumber.of(yaml.safe_load(f'"{text}"'))
+        PaperNumber.of(text)

@@ -1,15 +1,19 @@
 """`psamil compare` as users start it."""
 
 import json
+import re
 import sys
 from pathlib import Path
 
 import pandas as pd
 import pytest
+from rich.console import Console
 
 from psamil.cli import _plain, main
 from psamil.cli.study import Study
+from psamil.cluster.engine import JobsError
 from psamil.cohort import simulate
+from psamil.errors import OptionError
 from psamil.evaluation.run import fit
 from psamil.files import read_json
 from tests.evaluation.made_runs import make_run, make_splits
@@ -142,6 +146,65 @@ def test_whoever_finishes_the_last_fold_compares(cohort, tmp_path, monkeypatch):
     monkeypatch.setattr(sys.modules["psamil.cli.study"], "fit", fit_beside_another_process)
     assert run("compare", "--study", str(file), "--out", str(out), "--fold", "0") == 0
     assert pd.read_csv(out / "table.csv")["folds"].tolist() == [2, 2]
+
+
+FAILING = STUDY + "  diverging: {{model: mean, lr: 1e30}}\n"
+
+
+def test_a_model_that_fails_is_told_and_the_others_are_compared(cohort, tmp_path, capsys):
+    file, out = tmp_path / "study.yaml", tmp_path / "out"
+    file.write_text(FAILING.format(folder=cohort))
+    assert run("compare", "--study", str(file), "--out", str(out), "--reference", "diverging") == 2
+    told = capsys.readouterr()
+    assert "diverging failed: the validation score became" in told.err.replace("\n", " ")
+    assert "diverging failed: the validation score became" in told.out.replace("\n", " ")
+    assert pd.read_csv(out / "table.csv")["run"].tolist() == ["abmil", "wide mean"]
+    assert set(pd.read_csv(out / "tests.csv")["reference"]) == {"abmil"}  # the first, instead
+    assert "diverging failed" in (out / "index.html").read_text()
+    file.write_text(STUDY.format(folder=cohort).replace("lr: 1e-3", "lr: 1e30").replace(", lr: 1e-2", ""))
+    assert run("compare", "--study", str(file), "--out", str(tmp_path / "none")) == 2
+    assert "wide mean failed" in capsys.readouterr().err
+    assert not (tmp_path / "none" / "index.html").exists()
+
+
+def test_what_holds_for_all_models_of_a_study_ends_it_at_once(cohort, tmp_path, capsys):
+    file = tmp_path / "study.yaml"
+    for change, message in (
+        (("folds: 2", "folds: 40"), "fold"),
+        (("hidden: 8", "hiden: 8"), "wide mean: model 'mean'"),
+    ):
+        file.write_text(STUDY.format(folder=cohort).replace(*change))
+        assert run("compare", "--study", str(file), "--out", str(tmp_path / "out")) == 2
+        told = capsys.readouterr().err
+        assert message in told
+        assert "failed" not in told
+        assert not list(tmp_path.glob("out/*/run.json"))
+
+
+@pytest.mark.parametrize("ending", [None, RuntimeError("a bug")], ids=["failed", "bug"])
+def test_after_a_job_that_failed_the_others_are_summed_up(cohort, tmp_path, ending):
+    file = tmp_path / "study.yaml"
+    file.write_text(FAILING.format(folder=cohort))
+    study = Study.read(file)
+
+    def run_here(jobs):
+        failures = {}
+        for job in jobs:
+            try:
+                job.call(job.shared)
+            except OptionError as error:
+                failures[job.name] = str(error)
+        raise ending or JobsError(failures, len(jobs))
+
+    if ending is None:
+        runs, failed = study.run(tmp_path / "out", Console(stderr=True), run_jobs=run_here)
+        assert [run.summary["finished"] for run in runs] == [[0, 1], [0, 1], []]
+        assert list(failed) == ["diverging"]
+        assert re.match(r"fold 0: .* became .*; fold 1: .* became ", failed["diverging"])
+    else:
+        with pytest.raises(RuntimeError, match="a bug"):
+            study.run(tmp_path / "out", Console(stderr=True), run_jobs=run_here)
+    assert read_json(tmp_path / "out" / "abmil" / "summary.json")["finished"] == [0, 1]
 
 
 def test_own_settings_of_a_model_stand_beside_the_common_ones(tmp_path):

@@ -1,5 +1,6 @@
 """`psamil tune` as users start it."""
 
+import sys
 from pathlib import Path
 
 import h5py
@@ -128,3 +129,23 @@ def _spoil(home: Path, slides: tuple[str, ...]) -> None:
         (path,) = (home / "cohort").rglob(f"{slide}.h5")
         with h5py.File(path, "r+") as file:
             file["features"][...] = noise.normal(size=file["features"].shape)
+
+
+def test_without_what_draws_the_picture_nothing_is_trained(home, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    code, _, told = run_verb(capsys, *words(home, "undrawn"))
+    assert code == 2
+    assert "psamil[plot]" in told
+    assert not (home / "undrawn").exists()
+
+
+def test_trials_without_a_setting_are_in_the_picture_and_in_the_table(tmp_path, capsys):
+    home = new_home(tmp_path)
+    wanted = words(home, "tuned", "--training.model", "mean", "--fold", 0)
+    (home / "space.yaml").write_text("gradient_clip: [null, 5]\n")
+    code, printed, _ = run_verb(capsys, *wanted)
+    assert code == 0
+    assert "gradient_clip" in printed
+    drawn = (home / "tuned" / "trials.svg").read_text()
+    assert all(f">{value}<" in drawn for value in ("null", "5.0"))
+    assert read_json(home / "tuned" / "summary.json")["chosen"]["0"]["gradient_clip"] in (None, 5)

@@ -16,6 +16,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from psamil.cluster.engine import Job
+from psamil.cluster.search import Search, TrialResult
+from psamil.cluster.search_space import Trial
 from psamil.evaluation.experiment import Training
 from psamil.slides.encoders import Preprocessing
 
@@ -113,3 +115,18 @@ def hold(lock: Path, marker: Path) -> None:
         marker.touch()
         while True:  # at work
             time.sleep(0.01)
+
+
+class LossySearch(Search):
+    """Its trials are logged; the first loses its worker once, the second is a bug, the third loses every worker."""
+
+    def run(self, trial: Trial, after_step: Any = None) -> TrialResult:
+        log = self.folder / "log"
+        before = lines(log, "begun").count(str(trial.number))
+        with open(log, "a") as file:
+            file.write(f"begun {trial.number}\n")
+        if trial.number == 1:
+            raise ZeroDivisionError("a bug")
+        if trial.number == 2 or not before:
+            end_worker()
+        return TrialResult(trial, "finished", "auc", 0.5)

@@ -121,7 +121,7 @@ def study(tmp_path_factory):
 def test_a_study_whose_node_is_lost_ends_as_on_one_machine(study, cluster, doomed, tmp_path):
     console, log, told = Console(stderr=True), tmp_path / "log", []
     chosen = Study.read(study / "study.yaml")
-    here = chosen.run(tmp_path / "here", console)
+    here, _ = chosen.run(tmp_path / "here", console)
     jobs = chosen.jobs(tmp_path / "there", console)
     assert len({job.name for job in jobs}) == len(jobs) == 24
     killer = kill_when_hung(cluster, doomed, log)

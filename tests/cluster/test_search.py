@@ -6,14 +6,17 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from psamil.cluster import search_ray
+from psamil.cluster.engine import connected
 from psamil.cluster.search import Search, TrialResult, claim, read_trials
 from psamil.cluster.search_ray import run_trials
 from psamil.cluster.search_space import Choice, Range, Trial, draw_trials
 from psamil.cohort import BagCache, Cohort, k_fold, simulate
-from psamil.errors import DataError, OptionError
+from psamil.errors import DataError, OptionError, PsamilError
 from psamil.evaluation import experiment
 from psamil.files import read_json
 from psamil.training.settings import TrainingSettings
+from tests.cluster.lossy import LossySearch, lines
 
 TRAINING = TrainingSettings(model="mean", model_options={"hidden": 4}, epochs=2)
 TRIALS = draw_trials({"lr": Range(1e-3, 1e-1, log=True), "model_options.hidden": Choice((4, 8))}, 3)
@@ -103,8 +106,30 @@ def test_a_stopped_search_goes_on_and_ends_with_the_same_bytes(tmp_path, cohort,
     assert files_of(tmp_path / "fold-0") == files_of(searched)
 
 
-def test_ray_tune_runs_the_same_trials_with_the_same_bytes(tmp_path, cohort, searched):
+@pytest.fixture(scope="module")
+def ray():
+    """Started once."""
     pytest.importorskip("ray")
+    with connected(None) as ray:
+        yield ray
+
+
+def test_a_lost_worker_is_made_up_for_and_a_bug_is_not_tried_again(tmp_path, cohort, ray, monkeypatch):
+    monkeypatch.setattr(search_ray, "LOSSES", 1)
+    search = search_in(tmp_path / "fold-0", cohort)
+    lossy, told = LossySearch(search.cohort, search.inner, search.training, search.folder), []
+    with pytest.raises(ZeroDivisionError, match="a bug") as error:
+        run_trials(lossy, TRIALS[:2], tell=told.append)
+    assert "lossy.py" in str(error.value)  # where it was
+    assert sorted(lines(lossy.folder / "log", "begun")) == ["0", "0", "1"]
+    assert sorted(told) == ["ZeroDivisionError: a bug", f"trial 0: auc 0.500 ({TRIALS[0]})"]
+    monkeypatch.setattr(search_ray, "LOSSES", 0)
+    with pytest.raises(PsamilError, match=r"^1 of 1 trials failed.*: trial 2: its worker was lost again and again: "):
+        run_trials(lossy, TRIALS[2:])
+    assert lines(lossy.folder / "log", "begun").count("2") == 1
+
+
+def test_ray_tune_runs_the_same_trials_with_the_same_bytes(tmp_path, cohort, searched, ray):
     search, told = search_in(tmp_path / "fold-0", cohort), []
     results = run_trials(search, TRIALS, tell=told.append)
     assert [result.trial for result in results] == TRIALS
@@ -123,6 +148,18 @@ def test_settings_that_do_not_work_fail_alone(tmp_path, cohort):
     assert status[1] == "chosen"
     with pytest.raises(OptionError, match="no trial has a score; trial 0: failed: first_lr"):
         search.choose(results[:1])
+
+
+def test_null_is_a_value_like_others(tmp_path, cohort):
+    search = search_in(tmp_path / "fold-0", cohort)
+    values = [{"gradient_clip": clip, "epochs": 3, "model": model} for clip, model in ((None, "mean"), (5, "max"))]
+    results = [TrialResult(Trial(i, of), "finished", "auc", 0.5) for i, of in enumerate(values)]
+    search.choose([*results, TrialResult(Trial(2, {**values[0], "gradient_clip": 0.5}), "failed: null")])
+    table = read_trials(tmp_path, 0)
+    assert table["gradient_clip"].tolist() == [None, 5, 0.5]
+    assert table["epochs"].dtype.kind == "i"
+    assert table["metric"].isna().tolist() == table["mean"].isna().tolist() == [False, False, True]
+    assert table["status"].tolist() == ["chosen", "finished", "failed: null"]
 
 
 def test_of_an_error_the_lowest_is_chosen_and_of_equal_ones_the_first(tmp_path, cohort):

@@ -45,7 +45,8 @@ def compare(
         runs: run directories of psamil train; one alone is reported without tests.
         study: YAML file with options of psamil train and "models", a name and settings for each, such as {features:
             cohort, labels: cohort/labels.csv, target: label, training: {epochs: 20}, models: {psa: {}, abmil: {lr:
-            0.001}}}. Every model is trained in OUT/<name>, or gone on with, before they are compared.
+            0.001}}}. Every model is trained in OUT/<name>, or gone on with, before they are compared. One that fails is
+            told and left out; the exit code is 2 then.
         out: folder of the tables and the report.
         names: of the runs, in their order; by default the model and the settings in which runs differ.
         reference: the run that others are tested against: "first", "best", or its name.
@@ -61,6 +62,7 @@ def compare(
     """
     if (study is None) == (not runs):
         raise OptionError("name run directories, or a study file with --study")
+    failed: dict[str, str] = {}
     if study is not None:
         if names is not None:
             raise OptionError("runs of a study have the names that the study file gives them")
@@ -70,21 +72,29 @@ def compare(
         console = Console(stderr=True, highlight=False)
         say = partial(console.print, markup=False)
         run_jobs = chosen_engine(engine, address, cpus_per_job, gpus_per_job, say)
-        done = chosen.run(out, console, fold, run_jobs)
-        missing = [run for run in done if len(run.summary["finished"]) < run.summary["folds"]]
-        if missing:
-            states = [f"{run.folder.name} {len(run.summary['finished'])} of {run.summary['folds']}" for run in done]
-            console.print(f"Finished folds: {', '.join(states)}. They are compared when all are.", markup=False)
-            return 0
-        runs, names = [run.folder for run in done], list(chosen.models)
+        chosen.check(chosen.cohort(), here=run_jobs is None)
+        trained, failed = chosen.run(out, console, fold, run_jobs)
+        done = [run for run in trained if run.folder.name not in failed]
+        if not done or any(len(run.summary["finished"]) < run.summary["folds"] for run in done):
+            states = [f"{run.folder.name} {len(run.summary['finished'])} of {run.summary['folds']}" for run in trained]
+            say(f"Finished folds: {', '.join(states)}. They are compared when all are.")
+            return 2 if failed else 0
+        runs, names = [run.folder for run in done], [run.folder.name for run in done]
+        reference = "first" if reference in failed else reference
     elif fold is not None:
         raise OptionError("fold is for a study; finished runs are compared in all their folds")
     elif engine != "local":
         raise OptionError("engine is for a study; finished runs are compared here")
     comparison = compare_runs(runs or [], names=names, reference=reference)
     tell(comparison, Console(highlight=False))
+    notes = [f"{name} failed: {reason}" for name, reason in failed.items()]
+    for note in notes:
+        Console(highlight=False).print(Text(note))
     save_tables(comparison, out)
-    write_report(comparison, out / "index.html", title=title)
+    write_report(comparison, out / "index.html", title=title, notes=notes)
+    if failed:
+        print(f"wrote {out / 'index.html'}")
+        return 2
     return out / "index.html"
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+import contextlib
+import signal
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -26,4 +27,19 @@ def chosen_engine(
             raise OptionError("address, cpus_per_job and gpus_per_job are for --engine ray")
         return None
     torch.set_num_threads(max(1, cpus_per_job))  # what the driver writes down about a run holds for its jobs
-    return partial(run_jobs, address=address, cpus_per_job=cpus_per_job, gpus_per_job=gpus_per_job, tell=tell)
+
+    def run(jobs: Sequence[Job]) -> list[Any]:
+        with stopped_by_sigterm():
+            return run_jobs(jobs, address=address, cpus_per_job=cpus_per_job, gpus_per_job=gpus_per_job, tell=tell)
+
+    return run
+
+
+@contextlib.contextmanager
+def stopped_by_sigterm() -> Iterator[None]:
+    """A cluster asks a job to end before it kills it. Like after Ctrl-C, no locks are left to other computers."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

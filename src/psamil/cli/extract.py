@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +10,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from psamil.cli.engine import chosen_engine
+from psamil.cli.engine import chosen_engine, stopped_by_sigterm
 from psamil.cli.extraction_progress import ExtractionProgress
 from psamil.cluster.extraction import SlideWork, extract_as_jobs
 from psamil.errors import DataError
@@ -123,16 +120,6 @@ def extract(
         outcome = extract_as_jobs(found, work, run_jobs)
     _tell(outcome, out, Console(highlight=False, soft_wrap=True))
     return SOME_FAILED if outcome.failed else OTHERS_AT_WORK if outcome.elsewhere else ALL_DONE
-
-
-@contextlib.contextmanager
-def stopped_by_sigterm() -> Iterator[None]:
-    """A cluster asks a job to end before it kills it. Like after Ctrl-C, no locks are left to other computers."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def reading_processes(asked: int | None, device: str) -> int:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from inspect import signature
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from psamil.cli.study import Study
 from psamil.cohort import Classification, Cohort
 from psamil.errors import DataError, OptionError, PsamilError, one_of
 from psamil.readers import describe_bag
@@ -13,16 +14,19 @@ from psamil.recipes.paper_tables import PaperCohort, PaperRecipe
 from psamil.slides.encoders import list_encoders
 
 
-def needs(recipe: PaperRecipe) -> Iterator[str]:
-    """What each cohort of a recipe is, where it is obtained and how it is given."""
+def needs(recipe: PaperRecipe, cohorts: Iterable[str]) -> Iterator[str]:
+    """What these cohorts of a recipe are, where they are obtained and how they are given."""
     yield f"{recipe.name}: {recipe.title} ({recipe.source}). Give one of these cohorts, or several:"
-    for cohort in recipe.cohorts.values():
+    shown = [recipe.cohorts[name] for name in cohorts]
+    for cohort in shown:
         paths = _paths(cohort)
         flags = [f"--{what.replace('_', '-')} {cohort.name}=PATH" for what in paths]
         yield f"\n{cohort.name}: {cohort.title}, {cohort.predicts}"
         for what, text in {"slides": cohort.slides, **paths, "options": " ".join(flags)}.items():
             yield f"  {what.replace('_', ' '):<12} {text}"
-    yield "\nOther names of columns: --options NAME.target=COLUMN NAME.patient_column=COLUMN (as of psamil train)"
+    survival = any("time" in cohort.study for cohort in shown)
+    outcome = "NAME.time=COLUMN NAME.event=COLUMN (or NAME.censorship=COLUMN)" if survival else "NAME.target=COLUMN"
+    yield f"\nOther names of columns: --options {outcome} NAME.patient_column=COLUMN (as of psamil train)"
 
 
 def _paths(cohort: PaperCohort) -> dict[str, str]:
@@ -38,40 +42,43 @@ def given_paths(recipe: PaperRecipe, **given: Sequence[str] | None) -> dict[str,
     found: dict[str, dict[str, str]] = {}
     for option, values in given.items():
         for value in values or ():
+            if not recipe.cohorts:
+                raise OptionError(f"{recipe.name} needs no data, got {value!r}")
             name, equals, path = value.partition("=")
             if not equals:
-                raise OptionError(f"--{option.replace('_', '-')} takes NAME=PATH, such as crc={value}, got {value!r}")
+                example = f"{next(iter(recipe.cohorts))}=PATH"
+                raise OptionError(f"--{option.replace('_', '-')} takes NAME=PATH, such as {example}, got {value!r}")
             if name not in recipe.cohorts:
                 raise one_of(f"cohort of {recipe.name}", name, recipe.cohorts)
             found.setdefault(name, {})[option] = path
     return {name: found[name] for name in recipe.cohorts if name in found}
 
 
-def open_cohorts(recipe: PaperRecipe, options: Mapping[str, Mapping[str, Any]]) -> dict[str, Cohort]:
-    """Opens cohorts by their options of psamil train. No features are read.
+def open_studies(
+    recipe: PaperRecipe, files: Mapping[str, dict[str, Any]]
+) -> tuple[dict[str, Study], dict[str, Cohort]]:
+    """The studies of what study files would hold, by cohort, and the cohorts, opened. No features are read.
 
-    One DataError names everything that is missing or wrong.
+    One DataError names all data that are missing or wrong. A mistake in a study comes first: data that are read with it
+    would seem wrong.
     """
-    missing: list[str] = []
+    lacking = {
+        name: [f"{name} has no {what.replace('_', ' ')}: {text}" for what, text in paths.items() if not file.get(what)]
+        for name, file in files.items()
+        for paths in [_paths(recipe.cohorts[name])]
+    }
+    complete = {name: file for name, file in files.items() if not lacking[name]}
+    studies = {name: Study.of(Path(f"{recipe.name}, {name}"), file) for name, file in complete.items()}
     cohorts: dict[str, Cohort] = {}
-    for name, given in options.items():
-        lacking = {what: text for what, text in _paths(recipe.cohorts[name]).items() if given.get(what) is None}
-        missing += [f"{name} has no {what.replace('_', ' ')}: {text}" for what, text in lacking.items()]
-        if not lacking:
-            try:
-                cohorts[name] = _opened(given)
-            except PsamilError as error:
-                missing.append(f"{name}: {error}")
+    for name, study in studies.items():
+        try:
+            cohorts[name] = study.cohort()
+        except PsamilError as error:
+            lacking[name].append(f"{name}: {error}")
+    missing = [f"\n- {text}" for texts in lacking.values() for text in texts]
     if missing:
-        raise DataError(recipe.name, "the data are not complete:" + "".join(f"\n- {text}" for text in missing))
-    return cohorts
-
-
-def _opened(options: Mapping[str, Any]) -> Cohort:
-    known = signature(Cohort.open).parameters
-    cohort = Cohort.open(**{name: value for name, value in options.items() if name in known and name != "cache"})
-    tile_labels = options.get("tile_labels")
-    return cohort if tile_labels is None else cohort.with_tile_labels(tile_labels)
+        raise DataError(recipe.name, f"the data are not complete:{''.join(missing)}")
+    return studies, cohorts
 
 
 def differences(paper: PaperCohort, cohort: Cohort) -> Iterator[str]:

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from copy import deepcopy
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-import yaml
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from psamil.cli.compare import STYLES
 from psamil.cli.engine import chosen_engine
-from psamil.cli.paper_data import differences, given_paths, needs, open_cohorts
-from psamil.cli.study import Study
-from psamil.errors import OptionError, one_of
+from psamil.cli.paper_data import differences, given_paths, needs, open_studies
+from psamil.cli.paper_options import study_file
+from psamil.errors import one_of
 from psamil.evaluation.run_comparison import RunComparison, compare_runs
 from psamil.evaluation.run_folder import SUMMARY_FILE
 from psamil.files import read_json
@@ -28,7 +25,6 @@ from psamil.report.tables import save_tables
 
 MOST_COLUMNS = 5  # of a printed table
 WIDTH = 140  # of what is printed into a file
-ALL_COHORTS, ALL_MODELS = "study", "training"
 
 
 def reproduce(
@@ -37,7 +33,7 @@ def reproduce(
     features: list[str] | None = None,
     labels: list[str] | None = None,
     tile_labels: list[str] | None = None,
-    out: Path | None = None,
+    out: Path = Path("runs/paper"),
     cohorts: list[str] | None = None,
     models: list[str] | None = None,
     options: list[str] | None = None,
@@ -52,7 +48,8 @@ def reproduce(
     Example: psamil reproduce table1 --features crc=features/crc --labels crc=crc.csv
 
     Without features it says what data are needed and where they are obtained. A run that was stopped is gone on with.
-    Every cohort is a study in OUT/<cohort>; OUT/table.csv, table.tex and index.html are the table.
+    Runs are in OUT/<cohort>/<row>, where other tables and figures find them; OUT/WHAT/index.html, table.csv and
+    table.tex are the table. A row that fails is told, the others are shown, and the exit code is 2.
 
     Args:
         what: "table1" (subtyping), "table2" (spatial strategies), "table3" (CAMELYON16), "table4" (survival), or a
@@ -60,7 +57,7 @@ def reproduce(
         features: folders of features, NAME=DIR for each cohort.
         labels: tables of labels, NAME=FILE for each cohort.
         tile_labels: folders of labels of single tiles, NAME=DIR, for table3.
-        out: folder of runs and results; by default runs/WHAT.
+        out: folder of runs and results.
         cohorts: of those that are given, only these.
         models: only these rows, by their name or that of the model.
         options: what differs from the recipe: COHORT.OPTION=VALUE (options of psamil train), study.OPTION=VALUE for all
@@ -76,34 +73,48 @@ def reproduce(
         The table, or the figure.
     """
     recipe = read_recipe(what)
-    folder = Path("runs") / what if out is None else out
     console = Console(stderr=True, highlight=False)
+    say = partial(console.print, markup=False)
+    for name in cohorts or ():
+        if name not in recipe.cohorts:
+            raise one_of(f"cohort of {what}", name, recipe.cohorts)
     given = given_paths(recipe, features=features, labels=labels, tile_labels=tile_labels)
+    rows = _chosen_rows(recipe, models)
+    if recipe.cohorts and not given:
+        say("\n".join(needs(recipe, cohorts or recipe.cohorts)), soft_wrap=True)
+        return 2
     for name in cohorts or ():
         if name not in given:
             raise one_of("cohort among those given", name, given)
-    given = {name: paths for name, paths in given.items() if not cohorts or name in cohorts}
-    rows = _chosen_rows(recipe, models)
-    files = {name: _study_file(recipe, name, paths, rows, options or ()) for name, paths in given.items()}
-    if recipe.cohorts and not given:
-        console.print("\n".join(needs(recipe)), markup=False, soft_wrap=True)
-        return 2
+    if what.startswith("figure"):
+        from psamil.report.paper_figures.figure_files import require_matplotlib
+
+        require_matplotlib()  # before anything is trained
+    chosen = {name: paths for name, paths in given.items() if not cohorts or name in cohorts}
+    files = {name: study_file(recipe, name, paths, rows, options or ()) for name, paths in chosen.items()}
+    studies, opened = open_studies(recipe, files)
+    run_jobs = chosen_engine(engine, address, cpus_per_job, gpus_per_job, say)
     notes = [f"Not as in the recipe: {', '.join(options)}."] if options else []
-    for name, cohort in open_cohorts(recipe, files).items():
-        console.print(f"{name}: {cohort.headline}", markup=False)
+    for name, cohort in opened.items():
+        say(f"{name}: {cohort.headline}")
         notes += differences(recipe.cohorts[name], cohort)
-    studies = {name: Study.of(Path(f"{what}, {name}"), file) for name, file in files.items()}
-    run_jobs = chosen_engine(engine, address, cpus_per_job, gpus_per_job, partial(console.print, markup=False))
+        studies[name].check(cohort, here=run_jobs is None)
+    failed: dict[str, dict[str, str]] = {}
     for name, study in studies.items():
-        console.print(f"\n{recipe.cohorts[name].title}", markup=False, style="bold")
-        study.run(folder / name, console, fold, run_jobs)
-    unfinished = [name for name, study in studies.items() if not _is_finished(study, folder / name)]
+        say(f"\n{recipe.cohorts[name].title}", style="bold")
+        _, reasons = study.run(out / name, console, fold, run_jobs)
+        failed |= {name: reasons} if reasons else {}
+    trained = {name: [row for row in rows if row not in failed.get(name, {})] for name in studies}
+    unfinished = [name for name, of in trained.items() if not all(_is_finished(out / name / row) for row in of)]
     if unfinished:
-        console.print(f"Not finished: {', '.join(unfinished)}. The table is made when all folds are.", markup=False)
-        return 0
-    comparisons = {name: _compared(recipe, study, folder / name) for name, study in studies.items()}
-    written = _show(PaperTable(recipe, comparisons, notes), folder) if recipe.metrics else folder
-    return written if what.startswith("table") else _draw(what, comparisons, folder)
+        say(f"Not finished: {', '.join(unfinished)}. The table is made when all folds are.")
+        return 2 if failed else 0
+    comparisons = {name: _compared(recipe, name, of, out) for name, of in trained.items() if of}
+    written = _shown(PaperTable(recipe, comparisons, notes, failed), out / what)
+    if failed:
+        print(f"wrote {written}")
+        return 2
+    return written
 
 
 def _chosen_rows(recipe: PaperRecipe, models: Sequence[str] | None) -> list[str]:
@@ -117,57 +128,36 @@ def _chosen_rows(recipe: PaperRecipe, models: Sequence[str] | None) -> list[str]
     return [name for name, names in known.items() if names & set(models)]
 
 
-def _study_file(
-    recipe: PaperRecipe, cohort: str, paths: Mapping[str, str], rows: Sequence[str], options: Sequence[str]
-) -> dict[str, Any]:
-    """What a study file of a cohort would hold, with what the user wants otherwise."""
-    file = deepcopy({**recipe.study(cohort), **paths})
-    file["models"] = {name: file["models"][name] for name in rows}
-    places: dict[str, tuple[str, ...] | None] = {ALL_COHORTS: (), ALL_MODELS: (ALL_MODELS,)}
-    places |= {name: () if name == cohort else None for name in recipe.cohorts}  # None: not of this study
-    places |= {name: ("models", name) if name in rows else None for name in recipe.models}
-    for option in options:
-        key, equals, text = option.partition("=")
-        scopes = [name for name in places if key.startswith(f"{name}.")]  # names may have dots
-        if not equals or not scopes:
-            known = ", ".join(places)
-            raise OptionError(
-                f"--options takes SCOPE.NAME=VALUE, such as training.epochs=2; scopes: {known}; got {option!r}"
-            )
-        scope = max(scopes, key=len)
-        place = places[scope]
-        if place is not None:
-            _put(file, [*place, *key[len(scope) + 1 :].split(".")], text, option)
-    return file
+def _is_finished(run: Path) -> bool:
+    """Now: another process may have finished the last fold meanwhile."""
+    summary = read_json(run / SUMMARY_FILE)
+    return len(summary["finished"]) == int(summary["folds"])
 
 
-def _put(file: dict[str, Any], keys: Sequence[str], text: str, option: str) -> None:
-    """Writes a value into mappings within mappings."""
-    try:
-        for key in keys[:-1]:
-            file = file.setdefault(key, {})
-        file[keys[-1]] = yaml.safe_load(text)
-    except (yaml.YAMLError, AttributeError, TypeError) as error:  # of which the latter: within a plain value
-        raise OptionError(f"--options cannot take {option!r}; write NAME=VALUE, the value as YAML") from error
-
-
-def _is_finished(study: Study, folder: Path) -> bool:
-    summaries = [read_json(folder / name / SUMMARY_FILE) for name in study.models]
-    return all(len(summary["finished"]) == summary["folds"] for summary in summaries)
-
-
-def _compared(recipe: PaperRecipe, study: Study, folder: Path) -> RunComparison:
-    """All rows of a cohort, tested against each other and reported in its folder."""
-    names = list(study.models)
-    reference = recipe.reference if recipe.reference in names else "first"
-    comparison = compare_runs([folder / name for name in names], names=names, reference=reference)
-    save_tables(comparison, folder)
-    write_report(comparison, folder / "index.html", title=f"{recipe.title}: {recipe.cohorts[folder.name].title}")
+def _compared(recipe: PaperRecipe, cohort: str, rows: list[str], out: Path) -> RunComparison:
+    """These rows of a cohort, tested against each other and reported in OUT/<recipe>/<cohort>."""
+    reference = recipe.reference if recipe.reference in rows else "first"
+    comparison = compare_runs([out / cohort / row for row in rows], names=rows, reference=reference)
+    report = out / recipe.name / cohort
+    save_tables(comparison, report)
+    write_report(comparison, report / "index.html", title=f"{recipe.title}: {recipe.cohorts[cohort].title}")
     return comparison
 
 
-def _show(table: PaperTable, folder: Path) -> Path:
-    """Prints the table, a few cohorts at a time, and writes it."""
+def _shown(table: PaperTable, folder: Path) -> Path:
+    """Prints and writes the table and draws the figure, whichever the recipe has; the last that was written."""
+    if table.recipe.metrics:
+        _print(table)
+    if not table.recipe.name.startswith("figure") or (table.recipe.cohorts and not table.comparisons):
+        return table.save(folder)
+    pictures = _drawn(table, folder)
+    if table.recipe.metrics:
+        table.save(folder, pictures)
+    return next(iter(pictures.values()))
+
+
+def _print(table: PaperTable) -> None:
+    """A few cohorts at a time."""
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=WIDTH)
@@ -176,7 +166,6 @@ def _show(table: PaperTable, folder: Path) -> Path:
         console.print(_printed(table, columns))
     for sentence in table.sentences:
         console.print(Text(sentence))
-    return table.save(folder)
 
 
 def _blocks(table: PaperTable) -> Iterator[list[tuple[str, str]]]:
@@ -185,7 +174,7 @@ def _blocks(table: PaperTable) -> Iterator[list[tuple[str, str]]]:
     names = list(table.recipe.cohorts)
     for first in range(0, len(names), at_once):
         shown = names[first : first + at_once]
-        if any(name in table.comparisons for name in shown):
+        if any(name in table.comparisons or name in table.failed for name in shown):
             yield [column for column in table.columns if column[0] in shown]
 
 
@@ -197,9 +186,12 @@ def _printed(table: PaperTable, columns: Sequence[tuple[str, str]]) -> Table:
     for name in head:
         printed.add_column(name)
     for i, (row, *cells) in enumerate(rows):
-        last_of_group = i + 1 == len(rows) or table.rows[i][0].group != table.rows[i + 1][0].group
+        if not cells:  # the heading of a group
+            printed.add_section()
         texts = [_two_lines(cell, rank.get((i, j))) for j, cell in enumerate(cells, start=1)]
-        printed.add_row(Text(row), *texts, end_section=last_of_group)
+        printed.add_row(Text(row, style="" if cells else "italic"), *texts)
+        if i + 2 == len(rows):  # the constant classifier stands apart
+            printed.add_section()
     return printed
 
 
@@ -208,10 +200,15 @@ def _two_lines(cell: str, rank: int | None) -> Text:
     return Text.assemble((own, STYLES.get(rank, "")), newline, (paper, "dim"))
 
 
-def _draw(what: str, comparisons: Mapping[str, RunComparison], folder: Path) -> Path:
-    """The figure of each cohort beside its runs, or one that needs none; the first file is returned."""
+def _drawn(table: PaperTable, folder: Path) -> dict[str, Path]:
+    """The figure of each cohort as PNG, by the title of the cohort; or one that needs none."""
     from psamil.report.paper_figures import FIGURES
 
-    runs = {folder / name: {run.name: run.path for run in of.runs} for name, of in comparisons.items()}
-    files = [FIGURES[what](of_cohort, place) for place, of_cohort in (runs or {folder: {}}).items()]
-    return files[0][0]
+    recipe, draw = table.recipe, FIGURES[table.recipe.name]
+    if not recipe.cohorts:
+        return {recipe.title: draw({}, folder)[0]}
+    drawn = {}
+    for name, comparison in table.comparisons.items():
+        titled = {recipe.models[run.name].title: run.path for run in comparison.runs}
+        drawn[recipe.cohorts[name].title] = draw(titled, folder / name)[0]
+    return drawn

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from rich.console import Console
 from torch import Tensor
 
-from psamil.cli.extract import reading_processes, stopped_by_sigterm
+from psamil.cli.engine import stopped_by_sigterm
+from psamil.cli.extract import reading_processes
 from psamil.cli.extraction_progress import ExtractionProgress
 from psamil.errors import DataError
 from psamil.readers import SetAside, TilePlaces, find_bags, slide_id, trident

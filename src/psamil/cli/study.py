@@ -31,16 +31,19 @@ from rich.console import Console
 from psamil.cli.engine import ENGINE_OPTIONS, RunJobs
 from psamil.cli.progress import TrainingProgress
 from psamil.cli.train import train
-from psamil.cluster.engine import Job
+from psamil.cluster.engine import Job, JobsError
 from psamil.cluster.trainings import training_jobs
 from psamil.cohort import Cohort
-from psamil.errors import DataError
-from psamil.evaluation.experiment import Training, summarise
+from psamil.errors import BusyError, DataError, OptionError, PsamilError
+from psamil.evaluation.experiment import Training, summarise, train_here
 from psamil.evaluation.run import Run, fit
 from psamil.evaluation.run_folder import SUMMARY_FILE
 from psamil.files import read_json
 from psamil.models import list_models
+from psamil.readers import describe_bag
 from psamil.recipes import settings_of_recipe
+from psamil.training.devices import new_fabric
+from psamil.training.fold import new_model
 from psamil.training.settings import TrainingSettings
 
 # Of the options of psamil train: a folder for each model, and words on the command line.
@@ -80,22 +83,62 @@ class Study:
             {str(name): _model(path, name, of, training, recipe) for name, of in models.items()},
         )
 
-    def run(self, out: Path, console: Console, fold: int | None = None, run_jobs: RunJobs | None = None) -> list[Run]:
+    def cohort(self) -> Cohort:
+        """Opened, without any features being read."""
+        known = signature(Cohort.open).parameters
+        chosen = {name: value for name, value in self.options.items() if name in known and name != "cache"}
+        tile_labels = self.options.get("tile_labels")
+        cohort = Cohort.open(**chosen)
+        return cohort if tile_labels is None else cohort.with_tile_labels(tile_labels)
+
+    def check(self, cohort: Cohort, *, here: bool) -> None:
+        """OptionError for a model that cannot be made, or trained here, before another one is trained."""
+        dim = describe_bag(cohort.samples[0].bags[0]).dim
+        for name, training in self.models.items():
+            try:
+                if here:
+                    new_fabric(training)
+                new_model(training, dim, 1)
+            except OptionError as error:
+                raise OptionError(f"{name}: {error}") from error
+
+    def run(
+        self, out: Path, console: Console, fold: int | None = None, run_jobs: RunJobs | None = None
+    ) -> tuple[list[Run], dict[str, str]]:
         """Trains every model, or goes on with it, in a folder of its name; here, or as jobs.
 
-        Summaries are read at the end: other processes may have finished folds of the first models meanwhile.
+        A model whose training fails does not stop the others. What holds for all of them, in options or data, does.
+
+        Returns:
+            The runs of all models, and the reasons of those that failed. Summaries are read at the end: other processes
+            may have finished folds of the first models meanwhile.
         """
         if run_jobs is not None:
-            run_jobs(self.jobs(out, console, fold))
-            return self.runs(out)
-        runs = []
+            return self._run_as_jobs(self.jobs(out, console, fold), out, run_jobs)
+        runs: list[Run] = []
+        failed: dict[str, str] = {}
+        tell = partial(console.print, markup=False)
         for name, training in self.models.items():
             console.print(f"\n{name}", markup=False, style="bold")
             with TrainingProgress(console, training.epochs) as progress:
-                calls: dict[str, Any] = {"report": progress.report, "on_step": progress.on_step}
-                calls["tell"] = partial(console.print, markup=False)
-                runs.append(fit(**self.options, out=out / name, training=training, fold=fold, **calls))
-        return [replace(run, summary=read_json(run.folder / SUMMARY_FILE)) for run in runs]
+                here = partial(_train_row, name, failed, progress)
+                options: dict[str, Any] = {**self.options, "training": training, "fold": fold}
+                runs.append(fit(**options, out=out / name, tell=tell, engine=here))
+            if name in failed:
+                tell(f"{name} failed: {failed[name]}")
+        return [replace(run, summary=read_json(run.folder / SUMMARY_FILE)) for run in runs], failed
+
+    def _run_as_jobs(self, jobs: Sequence[Job], out: Path, run_jobs: RunJobs) -> tuple[list[Run], dict[str, str]]:
+        failed: dict[str, str] = {}
+        try:
+            run_jobs(jobs)
+        except JobsError as error:
+            for job, reason in error.failures.items():
+                name, _, fold = job.partition(", ")  # names of models have no commas
+                failed[name] = "; ".join(filter(None, (failed.get(name), f"{fold}: {reason}")))
+        finally:  # summaries are those of before the jobs: what is trained would look untrained
+            runs = self.runs(out)
+        return runs, failed
 
     def jobs(self, out: Path, console: Console, fold: int | None = None) -> list[Job]:
         """Makes the run directories of all models, and gives what is to be trained: models x folds x seeds."""
@@ -113,6 +156,18 @@ class Study:
     def runs(self, out: Path) -> list[Run]:
         """Of all models, summarised as far as they are finished."""
         return [Run(out / name, summarise(out / name)) for name in self.models]
+
+
+def _train_row(
+    name: str, failed: dict[str, str], progress: TrainingProgress, cohort: Cohort, trainings: Sequence[Training]
+) -> None:
+    """Options and data are checked by now: an error is of this model, and noted."""
+    try:
+        train_here(cohort, trainings, progress.report, progress.on_step)
+    except BusyError:
+        raise
+    except PsamilError as error:
+        failed[name] = str(error)
 
 
 def _yaml(path: Path) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from psamil.cli.engine import ENGINE_OPTIONS, chosen_engine
+from psamil.cli.engine import ENGINE_OPTIONS, chosen_engine, stopped_by_sigterm
 from psamil.cluster.engine import Tell, connected
 from psamil.cluster.search import (
     RUN_FOLDER,
@@ -30,6 +30,7 @@ from psamil.cohort import BagCache, Cohort, Splits, k_fold, read_splits
 from psamil.cohort.split_files import fit_to_cohort
 from psamil.errors import OptionError
 from psamil.evaluation.run import Run, fit
+from psamil.report.paper_figures.figure_files import require_matplotlib
 from psamil.report.search_figures import save_trials
 from psamil.training.settings import TrainingSettings
 
@@ -124,6 +125,7 @@ def tune(
     """
     options = {name: value for name, value in locals().items() if name not in (*OF_THE_SEARCH, *OF_EACH_FOLD)}
     tell = partial(Console(stderr=True, highlight=False).print, markup=False)
+    require_matplotlib()
     run_jobs = chosen_engine(engine, address, cpus_per_job, gpus_per_job, tell)
     found = read_space(space)
     drawn = draw_trials(found, trials, search_seed)
@@ -136,9 +138,11 @@ def tune(
     claim(out, wanted)
     how: dict[str, Any] = {"inner": inner, "val": val, "seed": split_seed, "by_site": by_site, "seeds": seeds}
     ray: dict[str, Any] = {"address": address, "cpus_per_job": cpus_per_job, "gpus_per_job": gpus_per_job}
-    with connected(address) if run_jobs is not None else nullcontext():  # once for all folds
+    with ExitStack() as of_ray:
         calls: dict[str, Any] = {}
         if run_jobs is not None:
+            of_ray.enter_context(stopped_by_sigterm())
+            of_ray.enter_context(connected(address))  # once for all folds
             calls["engine"] = lambda cohort, trainings: run_jobs(training_jobs(cohort, trainings))
         for k in range(len(outer)) if fold is None else [fold]:
             tell(f"outer fold {k}: {len(drawn)} trials on {inner} inner folds")

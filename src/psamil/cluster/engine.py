@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import signal
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,6 +31,15 @@ LOSSES = 5  # of workers and nodes that one job survives: one that crashes them 
 MOST_AT_ONCE = 4096  # jobs that Ray is given: more than CPUs, and few enough to ask about again and again
 ANSWER_S = 10.0  # for a cluster to accept a connection
 STOP_S = 10.0  # for jobs to let go of their locks when the driver is stopped
+
+
+class JobsError(PsamilError):
+    """Jobs that failed, by their names, after all others are done."""
+
+    def __init__(self, failures: Mapping[str, str], jobs: int) -> None:
+        self.failures = dict(failures)
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in failures.items())
+        super().__init__(f"{len(failures)} of {jobs} jobs failed, the others are done: {reasons}")
 
 
 @dataclass(frozen=True)
@@ -61,7 +71,7 @@ def run_jobs(
         tell: called with one line for each job that is over.
 
     Raises:
-        PsamilError: when all other jobs are done, with the names of those that failed and their reasons.
+        JobsError: when all other jobs are done, with the names of those that failed and their reasons.
     """
     if cpus_per_job < 1 or gpus_per_job < 0:
         raise OptionError(f"a job needs at least 1 CPU and 0 GPUs, got {cpus_per_job} and {gpus_per_job}")
@@ -117,8 +127,7 @@ def _done(ray: Any, jobs: Sequence[Job], start: Callable[[Job], Any], tell: Tell
     if bugs:
         raise bugs[0]
     if failures:
-        reasons = "; ".join(f"{name}: {reason}" for name, reason in failures.items())
-        raise PsamilError(f"{len(failures)} of {len(jobs)} jobs failed, the others are done: {reasons}")
+        raise JobsError(failures, len(jobs))
     return results
 
 
@@ -159,6 +168,7 @@ def connected(address: str | None) -> Iterator[Any]:
     quiet: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False}
     if address is None:
         quiet |= {"include_dashboard": False, "object_store_memory": LOCAL_STORE_BYTES}
+    on_sigterm = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(address=address or LOCAL_ADDRESS, **quiet)
     except (ConnectionError, ValueError, RuntimeError) as error:
@@ -166,9 +176,16 @@ def connected(address: str | None) -> Iterator[Any]:
         remedy = "start one with ray start --head, or leave --address out"
         raise OptionError(f"no Ray cluster at {address or 'this computer'}: {cause}; {remedy}") from error
     try:
+        _react_as_before(on_sigterm)
         yield ray
     finally:
         ray.shutdown()
+
+
+def _react_as_before(on_sigterm: Any) -> None:
+    """Ray has begun to end the process on SIGTERM, without a chance for jobs to let go of their locks."""
+    if signal.getsignal(signal.SIGTERM) is not on_sigterm:  # as in all threads but the main one
+        signal.signal(signal.SIGTERM, on_sigterm)
 
 
 def _refuse_unreachable(address: str | None) -> None:

@@ -18,7 +18,7 @@ favour trials of many and unsteady ones.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -98,11 +98,17 @@ class Search:
         folds = k_fold(known, inner, val=val, seed=seed, by_site=by_site)
         return Search(known, folds, training, folder, seeds)
 
-    def run(self, trial: Trial) -> TrialResult:
-        """Trains and tests on the inner folds, or goes on with it. A finished trial is not done again."""
+    def run(self, trial: Trial, after_step: Callable[[], None] = lambda: None) -> TrialResult:
+        """Trains and tests on the inner folds, or goes on with it. A finished trial is not done again.
+
+        Args:
+            trial: its settings.
+            after_step: called after each step of the optimiser.
+        """
         folder = self.folder / "trials" / f"trial-{trial.number}"
+        how: dict[str, Any] = {"seeds": self.seeds, "on_step": lambda *_: after_step()}
         try:
-            cross_validate(self.cohort, self.inner, trial.settings(self.training), folder, seeds=self.seeds)
+            cross_validate(self.cohort, self.inner, trial.settings(self.training), folder, **how)
         except OptionError as error:  # settings that do not go together, or with which training diverges
             return TrialResult(trial, f"failed: {error}")
         run = FinishedRun.load(folder)
@@ -170,10 +176,24 @@ def summarise_search(out: Path, folds: int) -> dict[str, Any]:
 
 
 def read_trials(out: Path, fold: int) -> pd.DataFrame:
-    """``trials.csv`` of an outer fold."""
-    return pd.read_csv(fold_folder(out, fold) / TRIALS_FILE, float_precision="round_trip")
+    """``trials.csv`` of an outer fold. Settings of which one is null keep it and stay as they are, also numbers."""
+    empty = {name: [""] for name in ("metric", "mean", "sd")}  # of failed trials
+    path = fold_folder(out, fold) / TRIALS_FILE
+    table = pd.read_csv(path, keep_default_na=False, na_values=empty, float_precision="round_trip")
+    for name in table:
+        if name != "status" and (table[name] == "null").any():
+            table[name] = pd.Series([_value(cell) for cell in table[name]], dtype=object)
+    return table
 
 
 def _cell(value: Any) -> str:
     """Texts as they are, other values as JSON: numbers with the digits that were drawn, null, lists."""
     return value if isinstance(value, str) else json.dumps(value)
+
+
+def _value(cell: str) -> Any:
+    """What :func:`_cell` has made this of; a text that looks like another value is taken for it."""
+    try:
+        return json.loads(cell)
+    except ValueError:
+        return cell

@@ -3,6 +3,8 @@
 - Our own sampler has drawn the trials, and Tune gets them as a fixed grid: the same are tried as without Ray.
 - Each is a run in a folder of its own. A trial whose worker or node is lost is tried again and goes on with what is
   there; see :mod:`psamil.cluster.engine`, whose rules hold here, too.
+- Tune kills the worker of a trial that shall end, which would leave its locks. Trials are therefore told by a file,
+  which they look for after every step.
 - None is stopped early: in small cohorts, the first epochs say little about the last ones.
 """
 
@@ -11,14 +13,19 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
+import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
-from psamil.cluster.engine import LOSSES, connected, refuse_too_much, run_attempt
+from psamil.cluster.engine import LOSSES, STOP_S, connected, refuse_too_much, run_attempt
 from psamil.cluster.search import Search, TrialResult
 from psamil.cluster.search_space import Trial
 from psamil.errors import PsamilError
+
+STOP_FILE, AT_WORK = "stop", ".at-work"
 
 
 def run_trials(
@@ -44,6 +51,7 @@ def run_trials(
         PsamilError: when all other trials are done, with the reason of those that could not be run.
     """
     os.environ["RAY_AIR_NEW_OUTPUT"] = "0"  # which would print tables of its own
+    os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"  # which would go on as if trials that were stopped had ended
     with connected(address) as ray:
         refuse_too_much(ray.nodes(), cpus_per_job, gpus_per_job)
         from ray import tune
@@ -63,9 +71,10 @@ def run_trials(
         told = Told()
         told.tell = tell
         drawn = {trial.number: trial for trial in trials}
-        notes = search.folder / ".ray"  # of Tune, for itself: what is kept of trials are their runs
+        notes = (search.folder / ".ray").resolve()  # of Tune and of this module: what is kept of trials are their runs
         shutil.rmtree(notes, ignore_errors=True)
-        how = {"task": secrets.token_hex(8), "cpus": cpus_per_job, "folder": os.getcwd()}
+        notes.mkdir(parents=True)
+        how = {"task": secrets.token_hex(8), "cpus": cpus_per_job, "folder": os.getcwd(), "notes": notes}
         work = tune.with_parameters(_run, search=search, trials=drawn, **how)
         tuner = tune.Tuner(
             tune.with_resources(work, {"cpu": cpus_per_job, "gpu": gpus_per_job}),
@@ -73,28 +82,74 @@ def run_trials(
             tune_config=tune.TuneConfig(metric="score", mode="max", reuse_actors=True),
             run_config=tune.RunConfig(
                 name="trials",
-                storage_path=str(notes.resolve()),
+                storage_path=str(notes),
                 failure_config=tune.FailureConfig(max_failures=LOSSES),
                 callbacks=[told],
                 verbose=0,
             ),
         )
-        grid = tuner.fit()
-        shutil.rmtree(notes, ignore_errors=True)
-    if grid.errors:  # no error of psamil: a bug, which deserves its traceback, or workers that are lost again and again
-        raise grid.errors[0]
-    found = [(grid[i].metrics or {})["found"] for i in range(len(grid))]
-    failures = [failure for _, failure in found if failure is not None]
+        try:
+            grid = tuner.fit()
+        except BaseException:
+            _stop(notes)
+            raise
+        finally:
+            shutil.rmtree(notes, ignore_errors=True)
+        results, failures = {}, []
+        for i in range(len(grid)):
+            of_trial = grid[i].metrics or {}
+            if isinstance(grid[i].error, ray.exceptions.RayActorError):
+                reason = f"its worker was lost again and again: {' '.join(str(grid[i].error).split())}"
+                failures.append(f"trial {(grid[i].config or {})['trial']}: {reason}")
+            elif grid[i].error is not None or "bug" in of_trial:  # no error of psamil: it deserves its traceback
+                raise grid[i].error or of_trial["bug"].as_instanceof_cause()
+            elif of_trial["found"][1] is not None:
+                failures.append(of_trial["found"][1])
+            else:
+                results[of_trial["found"][0].trial.number] = of_trial["found"][0]
     if failures:
         raise PsamilError(f"{len(failures)} of {len(trials)} trials failed, the others are done: {'; '.join(failures)}")
-    results = {result.trial.number: result for result, _ in found}
     return [results[number] for number in drawn]
 
 
 def _run(
-    config: Mapping[str, Any], search: Search, trials: Mapping[int, Trial], task: str, cpus: int, folder: str
+    config: Mapping[str, Any],
+    search: Search,
+    trials: Mapping[int, Trial],
+    task: str,
+    cpus: int,
+    folder: str,
+    notes: Path,
 ) -> dict[str, Any]:
-    """A trial in a worker process: its result, or the reason why there is none, and the score that Tune wants."""
+    """A trial in a worker process: its result, or the reason why there is none, and the score that Tune wants.
+
+    A bug is a result, too: Tune would try the trial again, and it would come again.
+    """
+    from ray.exceptions import RayTaskError
+
     trial = trials[config["trial"]]
-    found = run_attempt(partial(search.run, trial), None, f"{task}-{trial.number}", cpus, folder)
+    at_work = notes / f"{trial.number}{AT_WORK}"
+    at_work.touch()  # before the look at the other file: the driver waits for whoever has not seen it
+    try:
+        _leave_if_stopped(notes)
+        work = partial(search.run, trial, after_step=partial(_leave_if_stopped, notes))
+        found = run_attempt(work, None, f"{task}-{trial.number}", cpus, folder)
+    except Exception as error:
+        bug = RayTaskError(f"trial {trial.number}", traceback.format_exc(), error)
+        return {"found": (None, f"{type(error).__name__}: {error}"), "bug": bug, "score": float("-inf")}
+    finally:
+        at_work.unlink(missing_ok=True)
     return {"found": found, "score": found[0].score if found[0] is not None else float("-inf")}
+
+
+def _leave_if_stopped(notes: Path) -> None:
+    if (notes / STOP_FILE).exists():
+        raise KeyboardInterrupt
+
+
+def _stop(notes: Path) -> None:
+    """Has the trials let go of their locks."""
+    (notes / STOP_FILE).touch()
+    deadline = time.monotonic() + STOP_S
+    while any(notes.glob(f"*{AT_WORK}")) and time.monotonic() < deadline:
+        time.sleep(0.05)

@@ -146,11 +146,13 @@ def cross_validate(
         raise OptionError(f"seeds must be at least 1, got {seeds}")
     folds = range(len(splits)) if fold is None else [fold]
     check_loggers(loggers)
+    if engine is None:
+        new_fabric(settings)  # an engine may have devices that this computer lacks
     _check(cohort, splits, settings, folds)
     _claim(run, cohort, splits, settings, seeds, about or {})
     trainings = _trainings(splits, settings, run, folds, seeds, tuple(loggers))
     if engine is None:
-        _train_here(cohort, trainings, report, on_step)
+        train_here(cohort, trainings, report, on_step)
     else:
         engine(cohort, trainings)
     return summarise(run)
@@ -169,7 +171,7 @@ def _trainings(
     return trainings
 
 
-def _train_here(cohort: Cohort, trainings: Sequence[Training], report: Report, on_step: OnStep) -> None:
+def train_here(cohort: Cohort, trainings: Sequence[Training], report: Report, on_step: OnStep) -> None:
     """One after the other, but those that others work on. BusyError if these are all."""
     busy: list[BusyError] = []
     for i, training in enumerate(trainings):
@@ -188,7 +190,6 @@ def _train_here(cohort: Cohort, trainings: Sequence[Training], report: Report, o
 
 def _check(cohort: Cohort, splits: Splits, settings: TrainingSettings, folds: Sequence[int]) -> None:
     """Finds out before the first epoch what would stop the last fold."""
-    new_fabric(settings)
     new_model(settings, width_of_features(cohort), 1)
     for k in folds:
         try:

@@ -13,7 +13,7 @@ A recipe is a YAML file in ``tables`` or ``figures``::
     models:                                # rows in the order of the paper; names are those of the run folders
       psa-gaussian:
         title: PSA-MIL [Gau]               # as the paper writes it
-        group: Contextual                  # heading above the row; may be left out
+        group: Contextual                  # heading above the first row that has it; may be left out
         settings: {model: psa, model_options: {decay: gaussian}}  # as of a model in a study file
         paper:                             # percent, "mean ± sd*" where the paper says so; * is its mark
           crc: {auc: 88.97 ± 1.01, f1: 66.27 ± 1.99}
@@ -42,20 +42,22 @@ PAPER_NUMBER = re.compile(r"(\d+\.\d+)(?: ± (\d+\.\d+))?(\*?)")
 
 @dataclass(frozen=True)
 class PaperNumber:
-    """What the paper says, in percent."""
+    """What the paper says, in percent, with the digits that it prints."""
 
-    value: float
-    sd: float | None = None
+    value: str
+    sd: str | None = None
     mark: str = ""  # of its test
 
     @staticmethod
-    def of(text: str | float) -> PaperNumber:
-        """From ``88.97``, ``"88.97 ± 1.01"`` or ``"88.97*"``."""
-        found = PAPER_NUMBER.fullmatch(str(text))
+    def of(text: str) -> PaperNumber:
+        """From ``88.97``, ``88.97 ± 1.01`` or ``88.97*``."""
+        found = PAPER_NUMBER.fullmatch(text)
         if not found:
             raise ValueError(f"a number of the paper must look like 88.97 ± 1.01*, got {text!r}")
-        value, sd, mark = found.groups()
-        return PaperNumber(float(value), None if sd is None else float(sd), mark)
+        return PaperNumber(*found.groups())
+
+    def __str__(self) -> str:
+        return self.value + (f" ± {self.sd}" if self.sd else "") + self.mark
 
 
 @dataclass(frozen=True)
@@ -129,14 +131,16 @@ def read_recipe(name: str) -> PaperRecipe:
     files = {file.stem: file for file in _files()}
     if name not in files:
         raise one_of("table or figure", name, sorted(files))
-    found = _yaml(files[name])
+    found, texts = _yaml(files[name]), _yaml(files[name], yaml.BaseLoader)  # in which 86.00 stays so
     cohorts = paper_cohorts()
     return PaperRecipe(
         name=name,
         **{
             **found,
             "cohorts": {cohort: cohorts[cohort] for cohort in found.get("cohorts") or []},
-            "models": {row: _row(row, of or {}) for row, of in (found.get("models") or {}).items()},
+            "models": {
+                row: _row(row, of or {}, texts["models"][row]) for row, of in (found.get("models") or {}).items()
+            },
             "more_metrics": tuple(found.get("more_metrics", ())),
             "notes": tuple(found.get("notes", ())),
         },
@@ -149,10 +153,10 @@ def paper_cohorts() -> dict[str, PaperCohort]:
     return {name: PaperCohort(name=name, **of) for name, of in _yaml(COHORTS_FILE).items()}
 
 
-def _row(name: str, of: Mapping[str, Any]) -> PaperRow:
+def _row(name: str, of: Mapping[str, Any], texts: Mapping[str, Any]) -> PaperRow:
     numbers = {
         cohort: {metric: PaperNumber.of(text) for metric, text in row.items()}
-        for cohort, row in of.get("paper", {}).items()
+        for cohort, row in (texts.get("paper", {}) if of else {}).items()
     }
     return PaperRow(name=name, **{"title": name, **of, "paper": numbers})
 
@@ -161,6 +165,6 @@ def _files() -> list[Path]:
     return [*FOLDER.glob("tables/*.yaml"), *FOLDER.glob("figures/*.yaml")]
 
 
-def _yaml(path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
+def _yaml(path: Path, loader: Any = yaml.SafeLoader) -> dict[str, Any]:
+    found: dict[str, Any] = yaml.load(path.read_text(encoding="utf-8"), Loader=loader)
     return found

@@ -1,15 +1,18 @@
 """A table of the paper with our numbers beside the paper's: every row of the paper, whatever of it was trained.
 
 Numbers are percent, ours above, the paper's below. Of ours, the best is bold and the second underlined; the constant
-classifier takes no part in that. A star is a difference from the reference row by the paired t-test over folds.
+classifier takes no part in that. A star is a difference from the reference row by the paired t-test over folds. Under a
+table stands what one has to know of its own columns and rows, not of others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import base64
+import html
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import chain
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +28,7 @@ from psamil.report.run_report import html_page
 from psamil.report.tables import SIGNIFICANT, html_table, latex_cells, metric_title, places
 
 CONSTANT = "constant classifier"
-PROTOCOL = (
-    "Numbers are percent: ours first, as mean ± sd over folds, the paper's below.",
-    "Ours: the epoch, and the thresholds of accuracy and F1, are chosen on a validation part outside of the test fold. "
-    "The authors' code has no validation part, keeps the last epoch, and chooses the threshold of F1 on the test fold, "
-    "which flatters it.",
-    "The paper's folds are not published; ours are others, by patient.",
-)
-IS_CONSTANT = (
-    "The constant classifier says the commonest class of every patient (of survival: the same risk). A model that does "
-    "not beat it has learned nothing that the metric can see."
-)
+NEED_THRESHOLD = ("accuracy", "f1", "balanced_accuracy", "patch_f1")
 
 
 @dataclass(frozen=True)
@@ -59,13 +52,11 @@ class Entry:
         if self.ours.get("mean") is not None:
             own = _percent(100 * self.ours["mean"], None if self.ours.get("sd") is None else 100 * self.ours["sd"])
             own += "*" if self.p_value is not None and self.p_value < SIGNIFICANT[0] else ""
-        if self.paper is None:
-            return own
-        return f"{own}\npaper {_percent(self.paper.value, self.paper.sd)}{self.paper.mark}"
+        return own if self.paper is None else f"{own}\npaper {self.paper}"
 
     @property
     def record(self) -> dict[str, Any]:
-        """As a row of a table, all digits, percent as the paper's."""
+        """As a row of a table, percent: ours with all digits, the paper's with those that it prints."""
         ours = {key: self.ours.get(key) for key in ("mean", "sd", "low", "high")}
         paper = self.paper
         return {
@@ -80,6 +71,18 @@ class Entry:
         }
 
 
+def _listed(names: Sequence[str]) -> str:
+    """A, B and C."""
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+
+
+def _html_picture(title: str, png: Path) -> str:
+    """Within the page, which loads nothing."""
+    data = base64.b64encode(png.read_bytes()).decode("ascii")
+    title = html.escape(title)
+    return f'<figure><h3>{title}</h3>\n<img alt="{title}" src="data:image/png;base64,{data}"></figure>'
+
+
 def _percent(value: float, sd: float | None) -> str:
     return f"{value:.2f}" + ("" if sd is None else f" ± {sd:.2f}")
 
@@ -92,11 +95,13 @@ class PaperTable:
         recipe: of the table.
         comparisons: finished runs of each cohort that was given; runs have the names of the recipe's rows.
         notes: more sentences under the table.
+        failed: of each cohort, the rows whose training failed, and why.
     """
 
     recipe: PaperRecipe
     comparisons: Mapping[str, RunComparison]
     notes: Sequence[str] = ()
+    failed: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     @property
     def metrics(self) -> list[str]:
@@ -114,10 +119,18 @@ class PaperTable:
             [self._constant(*column) for column in self.columns]
         ]
 
+    @cached_property
+    def lines(self) -> list[str | list[Entry]]:
+        """As they are shown: the name of a group, then its rows."""
+        groups = groupby(self.rows, key=lambda row: row[0].group)
+        return [line for group, rows in groups for line in (*filter(None, [group]), *rows)]
+
     def _entry(self, row: str, cohort: str, metric: str) -> Entry:
         of, comparison = self.recipe.models[row], self.comparisons.get(cohort)
         who = cohort, of.group, of.title, row, metric
         paper = of.paper.get(cohort, {}).get(metric)
+        if row in self.failed.get(cohort, {}):
+            return Entry(*who, missing="failed", paper=paper)
         if comparison is None:
             return Entry(*who, missing="not given", paper=paper)
         run = next((run for run in comparison.runs if run.name == row), None)
@@ -136,22 +149,28 @@ class PaperTable:
         return None
 
     def _constant(self, cohort: str, metric: str) -> Entry:
-        if cohort not in self.comparisons:
-            return Entry(cohort, "", CONSTANT, "", metric, missing="not given")
-        return Entry(cohort, "", CONSTANT, "", metric, ours=self._constants[cohort].get(metric, {}))
+        if cohort in self.comparisons:
+            return Entry(cohort, "", CONSTANT, "", metric, ours=self._constants[cohort].get(metric, {}))
+        return Entry(cohort, "", CONSTANT, "", metric, missing="" if cohort in self.failed else "not given")
 
     @cached_property
     def _constants(self) -> dict[str, dict[str, Any]]:
         return {cohort: constant_metrics(comparison.runs[0]) for cohort, comparison in self.comparisons.items()}
 
     def cells(self, columns: Sequence[tuple[str, str]]) -> tuple[list[str], list[list[str]]]:
-        """Head and rows of these columns; the head names the cohort where there are several."""
+        """Head and rows of these columns; the head names the cohort where there are several.
+
+        A row of one cell is the heading of a group.
+        """
         chosen = [self.columns.index(column) for column in columns]
         several = len({cohort for cohort, _ in columns}) > 1
         cohorts = [f"{self.recipe.cohorts[cohort].title} " if several else "" for cohort, _ in columns]
         titles = [self._title(metric) for _, metric in columns]
         head = ["method", *(cohort + title for cohort, title in zip(cohorts, titles, strict=True))]
-        return head, [[row[0].method, *(row[j].cell for j in chosen)] for row in self.rows]
+        shown = (
+            [row] if isinstance(row, str) else [row[0].method, *(row[j].cell for j in chosen)] for row in self.lines
+        )
+        return head, list(shown)
 
     def _title(self, metric: str) -> str:
         return self.recipe.metrics.get(metric) or metric_title(metric)
@@ -161,31 +180,64 @@ class PaperTable:
         found: dict[tuple[int, int], int] = {}
         for j, column in enumerate(columns, start=1):
             sign = -1 if column[1] in LOWER_IS_BETTER else 1
-            means = [row[self.columns.index(column)].ours.get("mean") for row in self.rows[:-1]]
-            shown = {i: round(sign * 100 * mean, 2) for i, mean in enumerate(means) if mean is not None}
+            place_of = self.columns.index(column)
+            entries = {i: row[place_of] for i, row in enumerate(self.lines[:-1]) if not isinstance(row, str)}
+            means = {i: entry.ours.get("mean") for i, entry in entries.items()}
+            shown = {i: round(sign * 100 * mean, 2) for i, mean in means.items() if mean is not None}
             found |= {(i, j): place for i, place in places(shown).items()}
         return found
 
     @property
     def sentences(self) -> list[str]:
         """What one has to know to read the table."""
-        recipe = self.recipe
-        marks = []
-        if recipe.reference:
-            against = recipe.models[recipe.reference].title
-            headline = {comparison.runs[0].headline for comparison in self.comparisons.values()}
-            titles = " and ".join(self._title(name) for name in sorted(headline)) or "the first metric"
-            marks = [f"* {titles} differs from that of {against}: {PAIRED_T_TEST}, p < {SIGNIFICANT[0]}, not adjusted."]
-        absent = [cohort.title for name, cohort in recipe.cohorts.items() if name not in self.comparisons]
-        not_given = [f"Not given, so without numbers of ours: {'; '.join(absent)}."] if absent else []
-        return [*PROTOCOL, IS_CONSTANT, *marks, *recipe.notes, *not_given, *self.notes]
+        return [*self._protocol(), *self._marks(), *self.recipe.notes, *self._gaps(), *self.notes]
+
+    def _protocol(self) -> Iterator[str]:
+        has_paper = any(entry.paper for row in self.rows for entry in row)
+        order = "ours first, as mean ± sd over folds, the paper's below" if has_paper else "mean ± sd over folds"
+        yield f"Numbers are percent: {order}."
+        titles = [self._title(name) for name in self.metrics if name in NEED_THRESHOLD]
+        thresholds = f", and the thresholds of {_listed(titles)}, are" if titles else " is"
+        yield f"Ours: the epoch{thresholds} chosen on a validation part outside of the test fold."
+        if has_paper:
+            flattered = "and chooses the threshold of F1 on the test fold, which flatters it"
+            kept = f", keeps the last epoch, {flattered}" if "f1" in self.metrics else " and keeps the last epoch"
+            yield f"The authors' code has no validation part{kept}."
+            yield "The paper's folds are not published; ours are others, by patient."
+        said = "the same risk" if "c_index" in self.metrics else "the commonest class"
+        yield (
+            f"The constant classifier says {said} of every patient. A model that does not beat it has learned nothing "
+            "that the metric can see."
+        )
+
+    def _marks(self) -> Iterator[str]:
+        tested = {entry.metric: entry for row in self.rows for entry in row if entry.p_value is not None}
+        if tested and self.recipe.reference:
+            against = self.recipe.models[self.recipe.reference].title
+            titles = _listed([self._title(name) for name in tested])
+            yield f"* {titles} differs from that of {against}: {PAIRED_T_TEST}, p < {SIGNIFICANT[0]}, not adjusted."
+
+    def _gaps(self) -> Iterator[str]:
+        """Why there are no numbers of ours."""
+        titles = {name: cohort.title for name, cohort in self.recipe.cohorts.items()}
+        absent = [title for name, title in titles.items() if name not in {*self.comparisons, *self.failed}]
+        if absent:
+            yield f"Not given, so without numbers of ours: {'; '.join(absent)}."
+        for cohort, rows in self.failed.items():
+            for row, reason in rows.items():
+                yield f"{self.recipe.models[row].title} on {titles[cohort]} ({row}) failed: {reason}"
 
     @property
     def heading(self) -> str:
         return f"{self.recipe.title} ({self.recipe.source})"
 
-    def save(self, folder: Path) -> Path:
-        """Writes ``table.csv`` (a row for each number), ``table.tex`` and ``index.html``, and returns the last."""
+    def save(self, folder: Path, pictures: Mapping[str, Path] | None = None) -> Path:
+        """Writes ``table.csv`` (a row for each number), ``table.tex`` and ``index.html``, and returns the last.
+
+        Args:
+            folder: of these files.
+            pictures: PNG files that the page shall show above the table, by their titles.
+        """
         write_table(folder / "table.csv", pd.DataFrame([entry.record for entry in chain.from_iterable(self.rows)]))
         cells, rank = self.cells(self.columns), self.ranks(self.columns)
         notes = "\n".join(f"% {text}" for text in (self.heading, *self.sentences))
@@ -193,7 +245,8 @@ class PaperTable:
             temporary.write_text(
                 f"{notes}\n% needs \\usepackage{{booktabs}}\n{latex_cells(*cells, rank=rank)}", "utf-8"
             )
-        page = html_page(self.heading, self.sentences, [html_table(*cells, rank=rank)])
+        images = [_html_picture(title, file) for title, file in (pictures or {}).items()]
+        page = html_page(self.heading, self.sentences, [*images, html_table(*cells, rank=rank)])
         with atomic_write(folder / "index.html") as temporary:
             temporary.write_text("\n".join(page) + "\n", encoding="utf-8")
         return folder / "index.html"

@@ -9,9 +9,9 @@ from typing import Any
 import pandas as pd
 from pandas.api.types import is_bool_dtype, is_numeric_dtype
 
-from psamil.errors import MissingExtraError
 from psamil.files import atomic_write
 from psamil.report.drawing import colour, legend_below, panels, shortened, styled
+from psamil.report.paper_figures.figure_files import require_matplotlib
 from psamil.report.tables import metric_title
 
 DPI = 150
@@ -29,10 +29,9 @@ def save_trials(
         names: of the settings.
         logarithmic: those of them that were drawn by orders of magnitude.
     """
-    try:
-        from matplotlib.ticker import LogLocator, NullFormatter
-    except ImportError as error:
-        raise MissingExtraError("matplotlib", "plot", "a picture of the trials") from error
+    require_matplotlib()
+    from matplotlib.ticker import LogLocator, NullFormatter
+
     with styled():
         canvas, axes = panels(1 + len(names), sharey=True)
         for i, (fold, table) in enumerate(trials.items()):
@@ -73,7 +72,11 @@ def _places(axis: Any, trials: Mapping[int, pd.DataFrame], fold: int, name: str,
     values = trials[fold][name]
     if is_numeric_dtype(values) and not is_bool_dtype(values):
         return values
-    known = list(dict.fromkeys(str(value) for table in trials.values() for value in table[name]))
+    known = list(dict.fromkeys(_title(value) for table in trials.values() for value in table[name]))
     axis.set_xticks(range(len(known)), [shortened(value, 16) for value in known])
     axis.set_xlim(-0.6, len(known) - 0.4)
-    return values.map(lambda value: known.index(str(value)) + aside)
+    return values.map(lambda value: known.index(_title(value)) + aside)
+
+
+def _title(value: Any) -> str:
+    return "null" if value is None else str(value)

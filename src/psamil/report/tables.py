@@ -185,9 +185,15 @@ def _latex_results(comparison: RunComparison, names: Sequence[str]) -> str:
 
 
 def latex_cells(head: Sequence[str], rows: Sequence[Sequence[str]], *, rank: Mapping[tuple[int, int], int]) -> str:
-    """A tabular of cells of one line, or two, the second in small print; ``rank`` as in :func:`html_table`."""
+    """A tabular of cells of one line, or two, the second in small print; ``rank`` as in :func:`html_table`.
+
+    A row of one cell is a heading of those below it.
+    """
     lines = [_latex_row(head), r"\midrule"]
     for i, (run, *cells) in enumerate(rows):
+        if not cells:
+            lines.append(rf"\multicolumn{{{len(head)}}}{{l}}{{\textit{{{escape_latex(run)}}}}} \\")
+            continue
         values, intervals = zip(*((cell + "\n").split("\n")[:2] for cell in cells), strict=True)
         shown = [LATEX_RANKS[rank.get((i, j))] % escape_latex(text) for j, text in enumerate(values, start=1)]
         lines.append(" & ".join([escape_latex(run), *shown]) + r" \\")
@@ -214,7 +220,10 @@ def escape_latex(text: str) -> str:
 def html_table(
     head: Sequence[str], rows: Sequence[Sequence[str]], *, rank: Mapping[tuple[int, int], int] | None = None
 ) -> str:
-    """A table element; ``rank`` says which cells (row, column) are the best (0) and the second best (1)."""
+    """A table element; ``rank`` says which cells (row, column) are the best (0) and the second best (1).
+
+    A row of one cell is a heading of those below it.
+    """
     return "\n".join(_html_lines(head, rows, rank or {}))
 
 
@@ -225,6 +234,9 @@ def _html_lines(
     yield "<thead><tr>" + "".join(f'<th scope="col">{html.escape(cell)}</th>' for cell in head) + "</tr></thead>"
     yield "<tbody>"
     for i, (name, *cells) in enumerate(rows):
+        if not cells:
+            yield f'<tr><th scope="rowgroup" colspan="{len(head)}"><em>{html.escape(name)}</em></th></tr>'
+            continue
         shown = [_html_cell(cell, rank.get((i, j))) for j, cell in enumerate(cells, start=1)]
         yield f'<tr><th scope="row">{html.escape(name)}</th>' + "".join(shown) + "</tr>"
     yield "</tbody></table></div>"

@@ -10,8 +10,8 @@ from psamil.report.paper_figures import FIGURES
 from tests.models.test_check import SMALL
 
 ROWS = {  # of many, some
-    "figure-alpha": ["gaussian-0", "gaussian-0.1", "cauchy-0", "cauchy-0.1"],
-    "figure-tau": ["gaussian-0.001", "gaussian-0.1"],
+    "figure-alpha": ["gaussian-alpha-0", "gaussian-alpha-0.1", "cauchy-alpha-0", "cauchy-alpha-0.1"],
+    "figure-tau": ["gaussian-tau-0.001", "gaussian-tau-0.1"],
     "figure-cost": ["bayes_mil", "psa-gaussian"],
 }
 
@@ -39,5 +39,6 @@ def test_every_recipe_is_trained_and_drawn(name, cohort, tmp_path):
         main(words)
     assert not ended.value.code
     for ending in ("png", "svg"):
-        assert (tmp_path / "crc" / f"{name}.{ending}").stat().st_size > 5_000
-    assert set(pd.read_csv(tmp_path / "crc" / f"{name}.csv")["run"]) == set(rows)
+        assert (tmp_path / name / "crc" / f"{name}.{ending}").stat().st_size > 5_000
+    titles = {recipe.models[row].title for row in rows}
+    assert set(pd.read_csv(tmp_path / name / "crc" / f"{name}.csv")["run"]) == titles
