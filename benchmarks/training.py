@@ -230,7 +230,8 @@ def take_turns(
             taken["psamil"].append(ours)
             taken["authors"].append(theirs)
         radii[:] = record["radii_steps"][0]
-        progress(f"round {record['epoch'] + 1} of {settings.epochs - 1}: psamil")
+        if record["epoch"] + 1 < settings.epochs:
+            progress(f"round {record['epoch'] + 1} of {settings.epochs - 1}: psamil")
         start()
 
     progress("first round, which is not counted")
