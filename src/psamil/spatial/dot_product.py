@@ -14,7 +14,7 @@ Three priors for :func:`local_attention` that are not learned: :class:`Disc`, :c
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import scaled_dot_product_attention
-from torch.utils.checkpoint import checkpoint
 
 from psamil.spatial.attention import posterior_attention
 from psamil.spatial.decays import Decay, Exponential
@@ -123,40 +122,70 @@ def tabled_attention(
         bounds_steps: the smallest distance of each class but the first, rising: one less than there are classes.
     """
     bounds_d2 = torch.tensor(bounds_steps, dtype=torch.float64, device=q.device).square()
-    outputs = []
-    for bag, (a, b) in zip(layout.bags, pairwise(layout.offsets), strict=True):
-        queries, keys, values = (t[a:b].transpose(0, 1) for t in (q, k, v))  # (heads, n, d)
-        size = max(16, PAIRS_PER_CHUNK // (len(table) * bag.n))
-        for start in range(0, bag.n, size):
-            part = slice(start, min(start + size, bag.n))
-            arguments = queries[:, part], keys, values, table, bag.xy, part, bounds_d2
-            outputs.append(checkpoint(_attend_by_table, *arguments, use_reentrant=False, preserve_rng_state=False))
-    return torch.cat(outputs, 1).transpose(0, 1) if outputs else v
+    compute = torch.promote_types(q.dtype, torch.float32)
+    tiles = [t.to(compute).transpose(0, 1).contiguous() for t in (q, k, v)]  # (heads, n, d)
+    with torch.autocast(q.device.type, enabled=False):
+        outputs = [
+            _Tabled.apply(*(t[:, a:b] for t in tiles), table.to(compute), bag.xy, bounds_d2)
+            for bag, (a, b) in zip(layout.bags, pairwise(layout.offsets), strict=True)
+        ]
+    return torch.cat(outputs, 1).transpose(0, 1).to(q.dtype) if outputs else v
 
 
-def _attend_by_table(
-    q: Tensor, k: Tensor, v: Tensor, table: Tensor, xy: Tensor, part: slice, bounds_d2: Tensor
-) -> Tensor:
-    """(heads, queries, d) of some queries and all keys of one slide."""
-    x, y = xy.T.contiguous()  # float64: whole squared distances fall on the right side of a bound
-    dy = y[part, None] - y
-    d2 = (x[part, None] - x).square_().addcmul_(dy, dy)
-    bias = _Lookup.apply(table, torch.bucketize(d2, bounds_d2.to(d2), right=True))
-    return (q / math.sqrt(q.shape[2]) @ k.mT + bias).softmax(-1) @ v
+class _Tabled(torch.autograd.Function):
+    r"""All tiles of one slide, in chunks of queries; of (heads, n, d) tensors and a (heads, classes) table.
 
+        s_ij = q_i . k_j / sqrt d + t[c_ij],   p = softmax_j s,   o_i = sum_j p_ij v_j;
+        ds_ij = p_ij (g_i . v_j - g_i . o_i),   dt[c] = sum of ds_ij with c_ij = c,   for a gradient g of o.
 
-class _Lookup(torch.autograd.Function):
-    """bias[h, i, j] = table[h, classes[i, j]]. Its gradient counts per class, which autograd would do pair by pair."""
+    What lives longer than a chunk is made before the first one. (Results that are made in between, however small, keep
+    the memory of the chunks from being returned: the process grows with n^2 while its tensors do not.)
+    """
 
     @staticmethod
-    def forward(ctx: Any, table: Tensor, classes: Tensor) -> Tensor:
-        ctx.save_for_backward(classes)
-        ctx.n_classes = table.shape[1]
-        return torch.stack([head.take(classes) for head in table])
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, table: Tensor, xy: Tensor, bounds_d2: Tensor) -> Tensor:
+        out = torch.empty_like(v)
+        for part in _chunks_of_queries(q):
+            p, _ = _posterior_of_table(q[:, part], k, table, xy, part, bounds_d2)
+            out[:, part] = p @ v
+        ctx.save_for_backward(q, k, v, table, xy, bounds_d2, out)
+        return out
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        (classes,) = ctx.saved_tensors
-        flat = classes.view(-1)
-        return torch.stack([torch.bincount(flat, g.reshape(-1), ctx.n_classes) for g in grad]).to(grad.dtype), None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, table, xy, bounds_d2, out = ctx.saved_tensors
+        dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
+        dtable = torch.zeros_like(table, dtype=torch.float64)
+        scale = q.shape[2] ** -0.5
+        for part in _chunks_of_queries(q):
+            p, classes = _posterior_of_table(q[:, part], k, table, xy, part, bounds_d2)
+            g = grad[:, part]
+            dv += p.mT @ g
+            ds = (g @ v.mT).sub_((g * out[:, part]).sum(-1, keepdim=True)).mul_(p)
+            for of_head, pairs in zip(dtable, ds, strict=True):
+                of_head += torch.bincount(classes.view(-1), pairs.view(-1), len(of_head))
+            ds *= scale
+            dq[:, part] = ds @ k
+            dk += ds.mT @ q[:, part]
+        return dq, dk, dv, dtable.to(table.dtype), None, None
+
+
+def _chunks_of_queries(q: Tensor) -> Iterator[slice]:
+    heads, n, _ = q.shape
+    size = max(16, PAIRS_PER_CHUNK // max(1, heads * n))
+    return (slice(start, min(start + size, n)) for start in range(0, n, size))
+
+
+def _posterior_of_table(
+    q: Tensor, k: Tensor, table: Tensor, xy: Tensor, part: slice, bounds_d2: Tensor
+) -> tuple[Tensor, Tensor]:
+    """p (heads, queries, n) of some queries and all keys of one slide, and the classes (queries, n) of the pairs."""
+    x, y = xy.T.contiguous()  # float64: whole squared distances fall on the right side of a bound
+    dy = y[part, None] - y
+    d2 = (x[part, None] - x).square_().addcmul_(dy, dy)
+    classes = torch.bucketize(d2, bounds_d2.to(d2), right=True)
+    scores = q * q.shape[2] ** -0.5 @ k.mT
+    for of_head, biases in zip(scores, table, strict=True):
+        of_head += biases.take(classes)
+    return scores.softmax(-1), classes

@@ -31,6 +31,10 @@ class TrainingSettings:
     """Samples that are packed into one pass; a batch of more is accumulated. Default: the whole batch in one pass."""
     max_tiles: int | None = None
     """Tiles of a sample that are drawn anew in each epoch of training. Default: all. Predictions always use all."""
+    drop_features: float = 0.0
+    """Share of the numbers of all tiles that are set to 0 in training, drawn anew in each step."""
+    average_epochs: float = 0.0
+    """Epochs over which weights are averaged; the mean is what is tested and kept. 0 keeps them as they are."""
     optimizer: str = "adam"
     """"adam" or "adamw"."""
     lr: float = 1e-4
@@ -74,7 +78,9 @@ class TrainingSettings:
                 raise OptionError(f"{name} is a share of the steps, from 0 to 1, got {getattr(self, name)}")
         if not 0 < self.first_lr <= self.lr:
             raise OptionError(f"first_lr must lie between 0 and lr = {self.lr:g}, got {self.first_lr:g}")
-        for name in ("seed", "weight_decay", "prior_lr_scale"):
+        if not 0 <= self.drop_features < 1:
+            raise OptionError(f"drop_features is a share, from 0 to below 1, got {self.drop_features}")
+        for name in ("seed", "weight_decay", "prior_lr_scale", "average_epochs"):
             if not getattr(self, name) >= 0:
                 raise OptionError(f"{name} must not be negative, got {getattr(self, name)}")
         if self.gradient_clip is not None and not self.gradient_clip > 0:
