@@ -177,3 +177,21 @@ def test_errors():
         small(diversity="kde")
     with pytest.raises(OptionError, match="must be at least 1"):
         small(depth=0)
+
+
+def test_radii_shall_be_small_in_the_second_half_of_training():
+    model = small(radius_weight=0.5, alpha=0.0, k_init=[5.0, 10.0], depth=2)
+    batch = PackedBags.of(bags(30))
+    for epoch, is_late in enumerate([False, False, False, True, True]):  # from epoch 2.5 of 5 on
+        model.start_epoch(epoch, 5, lambda: [])
+        losses = model(batch).auxiliary_losses
+        assert ("radius" in losses) == is_late
+    assert float(losses["radius"].detach()) == pytest.approx(0.5 * 2 * (4 / 24 + 9 / 24) / 2, rel=1e-5)
+    losses["radius"].backward()
+    assert all((prior.free.grad > 0).all() for prior in model.priors)  # downhill is towards smaller radii
+
+
+def test_radii_are_free_by_default():
+    model = small()
+    model.start_epoch(1, 2, lambda: [])
+    assert model(PackedBags.of(bags(30))).auxiliary_losses.keys() == {"diversity"}

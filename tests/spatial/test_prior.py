@@ -73,3 +73,13 @@ def test_errors():
         DistancePrior(2, tau=0)
     with pytest.raises(OptionError, match=r"strictly between 1\.0 and 25\.0"):
         DistancePrior(1).set_radii(torch.tensor([25.0]))
+
+
+@pytest.mark.parametrize("decay", DECAYS)
+def test_a_radius_for_each_head(decay):
+    prior = DistancePrior(3, decay, k_init=[3.0, 7.0, 15.0])
+    torch.testing.assert_close(prior.radius_steps, torch.tensor([3.0, 7.0, 15.0]), rtol=1e-5, atol=0)
+    with pytest.raises(OptionError, match="k_init has 2 radii for 3 heads"):
+        DistancePrior(3, decay, k_init=[3.0, 7.0])
+    with pytest.raises(OptionError, match="k_min < k_init < k_max, got"):
+        DistancePrior(2, decay, k_init=[3.0, 25.0])

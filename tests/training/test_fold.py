@@ -11,6 +11,7 @@ import torch
 from psamil.bag import PackedBags
 from psamil.cohort import BagCache, Cohort, Split, simulate
 from psamil.errors import DataError, OptionError
+from psamil.models.pooling import MeanPooling
 from psamil.training import fold
 from psamil.training.class_tasks import ClassificationTask
 from psamil.training.fold import HISTORY_FILE, MODEL_FILE, STATE_FILE, train_fold
@@ -25,6 +26,9 @@ from tests.training.test_state import files_limited_to
 PSA = TrainingSettings(epochs=3, batch_samples=4, model_options={"heads": 2, "head_dim": 4})
 MEAN = TrainingSettings(model="mean", epochs=3, batch_samples=4, model_options={"hidden": 4})
 DROPOUT = replace(MEAN, model_options={"hidden": 16, "dropout": 0.5}, samples_per_pass=1, max_tiles=30)
+AVERAGED = replace(
+    PSA, model_options={**PSA.model_options, "radius_weight": 1.0}, drop_features=0.3, average_epochs=1.5
+)
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +114,7 @@ def test_the_order_of_tiles_does_not_matter(cohort, split, tmp_path):
     np.testing.assert_allclose(*logits, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("settings", [PSA, DROPOUT], ids=["psa", "dropout and drawn tiles"])
+@pytest.mark.parametrize("settings", [PSA, DROPOUT, AVERAGED], ids=["psa", "dropout and drawn tiles", "averaged"])
 @pytest.mark.parametrize("epochs_before", [1, 2, 3])
 def test_going_on_ends_with_the_same_bits(cohort, split, tmp_path, settings, epochs_before):
     whole = train_fold(cohort, split, settings, tmp_path / "whole")
@@ -225,6 +229,42 @@ def test_without_validation_the_last_weights_are_kept(cohort, split, tmp_path):
     assert (model.about["epochs"], model.about["best_epoch"]) == (3, 2)
     assert_same_bits(weights(model), last)
     assert "validation" not in (tmp_path / HISTORY_FILE).read_text()
+
+
+def test_averaged_weights_are_kept_and_others_trained(cohort, split, tmp_path):
+    states = []
+
+    def remember(record):
+        states.append(read_tensors(tmp_path / STATE_FILE, "")[0])
+
+    settings = replace(MEAN, average_epochs=1e-6)  # one step: the average is the weights
+    plain = train_fold(cohort, split, MEAN, tmp_path / "plain")
+    assert_same_bits(weights(plain), weights(train_fold(cohort, split, settings, tmp_path / "one step")))
+    everything = replace(MEAN, average_epochs=99.0, lr=0.1)
+    model = train_fold(cohort, Split(split.train, (), split.test), everything, tmp_path, remember)
+    trained, averaged = (without_prefix(name, states[-1]) for name in ("model", "average"))
+    assert_same_bits(weights(model), averaged)
+    assert not torch.equal(trained["head.weight"], averaged["head.weight"])
+    unaveraged = train_fold(
+        cohort, Split(split.train, (), split.test), replace(everything, average_epochs=0.0), tmp_path / "unaveraged"
+    )
+    assert_same_bits(weights(unaveraged), trained)
+
+
+def test_dropped_features_are_drawn_anew_in_each_step_and_not_in_validation(cohort, split, monkeypatch, tmp_path):
+    shares = []
+
+    def seen(self, batch):
+        shares.append((self.training, float((batch.features == 0).float().mean())))
+        return original(self, batch)
+
+    original = MeanPooling.forward
+    monkeypatch.setattr(MeanPooling, "forward", seen)
+    train_fold(cohort, split, replace(MEAN, drop_features=0.4, epochs=2), tmp_path)
+    training = [share for is_training, share in shares if is_training]
+    assert all(0.3 < share < 0.5 for share in training)
+    assert len(set(training)) == len(training)
+    assert all(share == 0 for is_training, share in shares if not is_training)
 
 
 @pytest.mark.parametrize("score", [float("nan"), float("-inf")])

@@ -14,7 +14,6 @@ from psamil.explain.posterior_sums import posterior_sums
 from psamil.explain.tile_rows import has_discs
 from psamil.models.camil import CAMIL
 from psamil.models.clam import CLAM
-from psamil.models.evidence import PSAEvidence
 from psamil.models.head_similarity import head_similarity
 from psamil.models.ibmil import IBMIL
 from psamil.models.pooling import ABMIL
@@ -54,7 +53,7 @@ def explain_bag(saved: SavedModel, bag: Bag, *, temperature: float = 1.0) -> Exp
         values={name: float(column[0]) for name, column in columns.items()},
         tile_scores=scores,
         percentiles=percentiles(scores),
-        shares=_shares(model, scores),
+        shares=_shares(model, scores, output.logits.shape[1]),
         evidence=None if output.tile_evidence is None else output.tile_evidence.cpu(),
         heads=heads,
         similarity=similarity,
@@ -70,10 +69,11 @@ def percentiles(scores: Tensor) -> Tensor:
     return 100 * rank[place] / (len(scores) - 1)
 
 
-def _shares(model: nn.Module, scores: Tensor) -> Tensor | None:
-    """Weights of the tiles in the pooled bag, of models that pool by a softmax of the score."""
-    if isinstance(model, PSAEvidence) and len(model.bias) == 1:
-        return (scores.double() * float(model.log_sharpness.double().exp())).softmax(0)
+def _shares(model: nn.Module, scores: Tensor, outputs: int) -> Tensor | None:
+    """Weights of the tiles in the pooled bag, of models that pool by a softmax of the score, the same for all."""
+    log_sharpness = getattr(model, "log_sharpness", None)  # of those that pool by evidence
+    if isinstance(log_sharpness, Tensor):
+        return (scores.double() * float(log_sharpness.double().exp())).softmax(0) if outputs == 1 else None
     return scores.double().softmax(0) if isinstance(model, POOLED_BY_SOFTMAX) else None
 
 

@@ -18,7 +18,7 @@ lets kinds of tiles that differ strongly speak first; a model of so few numbers 
 Time O(n K^2), memory O(n). Before ``start_epoch`` has seen the training bags, x is the first features themselves.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -29,12 +29,10 @@ from psamil.errors import OptionError, one_of
 from psamil.models.output import ModelOutput
 from psamil.models.psa import SpatialAttention
 from psamil.models.registry import register_model
-from psamil.models.segments import segment_softmax, segment_sum
-from psamil.models.trunk import layout_of
+from psamil.models.trunk import FIRST_SHARPNESS, evidence_scores, layout_of, soft_maximum
 from psamil.spatial import Decay, DistancePrior, diversity_entropy
 
 FLOOR = 0.1  # of the largest standard deviation, added to all when whitening: noise is not blown up
-FIRST_SHARPNESS = 0.2  # gamma
 FIRST_LIKELIHOOD = 0.1  # factor of the initial query and key weights: heads begin as plain means of what is around
 
 
@@ -109,7 +107,7 @@ class PSAEvidence(nn.Module):
         tau: float = 1e-3,
         k_min: float = 1.0,
         k_max: float = 25.0,
-        k_init: float = 7.0,
+        k_init: float | Sequence[float] = 7.0,
         alpha: float = 1e-3,
         context: str = "psa",
     ) -> None:
@@ -166,17 +164,14 @@ class PSAEvidence(nn.Module):
         return evidence.float() if evidence.dtype in (torch.float16, torch.bfloat16) else evidence
 
     def forward(self, batch: PackedBags) -> ModelOutput:
-        evidence, bag, n_bags = self.tile_evidence(batch), batch.bag_of_tile, len(batch)
-        sharp = evidence * self.log_sharpness.to(evidence.dtype).exp()
-        weights = torch.stack([segment_softmax(column, bag, n_bags) for column in sharp.unbind(1)], 1)
-        logits = segment_sum(weights * evidence, bag, n_bags) + self.bias
-        others = evidence.mean(1) if evidence.shape[1] > 1 else 0.0
+        evidence = self.tile_evidence(batch)
+        logits = soft_maximum(evidence, self.log_sharpness.exp(), batch) + self.bias
         losses, radii = {}, None
         if self.attention is not None:
             losses["diversity"] = -self.alpha * diversity_entropy(self.attention.prior.rate)
             radii = self.attention.prior.radius_steps.detach()[None]
         return ModelOutput(
-            logits, evidence.amax(1) - others, losses, radii_steps=radii, tile_evidence=evidence + self.bias
+            logits, evidence_scores(evidence), losses, radii_steps=radii, tile_evidence=evidence + self.bias
         )
 
 

@@ -7,6 +7,14 @@ PSA reads self-attention as a posterior over tiles whose prior decays with dista
 gated; a_i is returned as the score of tile i. The diversity loss -alpha H(rates), summed over layers, keeps the radii
 of the heads apart.
 
+The paper leaves one thing open: where one radius serves the labels as well as another, nothing decides between them. A
+radius loss, off by default,
+
+    radius_weight * mean over heads of the rates, summed over layers, in the second half of training,
+
+takes the smaller one, which costs less and says more. It sets in when heads have found what they look at, draws them
+in until the labels object, and draws in most the heads that are not needed.
+
 Time O(n K^2), memory O(n). Where this differs from the authors' code on purpose: exact discs instead of the nearest
 round(pi K^2) tiles, raw logits out, no floor under the prior, radii that cannot get stuck at their bounds, a diversity
 loss that has a gradient. The preset "legacy" takes their neighbours and their diversity loss for comparison; O(n^2).
@@ -15,7 +23,7 @@ Peled, Maruvka, Freiman: PSA-MIL: A Probabilistic Spatial Attention-Based Multip
 Image Classification. WACV 2026.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -84,9 +92,10 @@ class PSAMIL(Trunk):
         tau: prior below which a tile is pruned.
         neighbours: tiles that a head looks at: those within its radius K ("disc"), or the round(pi K^2) nearest
             ("nearest"), see :mod:`psamil.models.nearest`.
-        k_min, k_max, k_init: bounds and initial value of the radii, in tile steps.
+        k_min, k_max, k_init: bounds and initial value of the radii, in tile steps; k_init can have one for each head.
         alpha: weight of the diversity loss.
         diversity: form of its entropy, see :mod:`psamil.spatial.diversity`.
+        radius_weight: weight of the radius loss.
         others: sizes and pooling, see :class:`psamil.models.trunk.Trunk`.
     """
 
@@ -100,9 +109,10 @@ class PSAMIL(Trunk):
         neighbours: str = "disc",
         k_min: float = 1.0,
         k_max: float = 25.0,
-        k_init: float = 7.0,
+        k_init: float | Sequence[float] = 7.0,
         alpha: float = 1e-3,
         diversity: str = "quadrature",
+        radius_weight: float = 0.0,
         **others: Any,
     ) -> None:
         if diversity not in FORMS:
@@ -115,7 +125,12 @@ class PSAMIL(Trunk):
             return NEIGHBOURS[neighbours](width, heads, prior)
 
         super().__init__(in_dim, n_out, attention, **others)
-        self.alpha, self.diversity = alpha, diversity
+        self.alpha, self.diversity, self.radius_weight = alpha, diversity, radius_weight
+        self.is_late = False  # in the second half of training
+
+    def start_epoch(self, epoch: int, epochs: int, batches: Callable[[], Iterable[PackedBags]]) -> None:
+        """Tells whether radii shall be small by now."""
+        self.is_late = epoch >= epochs / 2
 
     @property
     def priors(self) -> list[DistancePrior]:
@@ -146,9 +161,12 @@ class PSAMIL(Trunk):
         output = super().forward(batch)
         priors = self.priors
         entropy = torch.stack([diversity_entropy(prior.rate, self.diversity) for prior in priors]).sum()
+        losses = {"diversity": -self.alpha * entropy}
+        if self.radius_weight and self.is_late:
+            losses["radius"] = self.radius_weight * torch.stack([prior.rate.mean() for prior in priors]).sum()
         return replace(
             output,
-            auxiliary_losses={"diversity": -self.alpha * entropy},
+            auxiliary_losses=losses,
             radii_steps=torch.stack([prior.radius_steps.detach() for prior in priors]),
         )
 

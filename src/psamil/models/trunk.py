@@ -5,23 +5,31 @@ r"""The trunk of PSA-MIL with an exchangeable spatial part, so that spatial part
 
 Pooling is z = sum_i softmax_i(a_i) x_i with a_i linear in x_i, as in the authors' code, or gated; a_i is returned as
 the score of tile i, and as its evidence the logits that it would have alone, head(x_i): those of the bag are
-sum_i softmax_i(a_i) head(x_i). What differs between models of this trunk is the attention, and whether positions are
+sum_i softmax_i(a_i) head(x_i). With the pooling "evidence" there is no a_i: the weights are softmax_i(gamma head(x_i)),
+for each logit its own, with gamma > 0 learned, from near the mean (gamma 0) towards the maximum; the evidence is the
+score. Attention is free to look at tiles that speak against the class, and does so every other time; this is not.
+What differs between models of this trunk is the attention, and whether positions are
 encoded before it: see :mod:`psamil.models.psa` and :mod:`psamil.models.variants`.
 """
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from psamil.bag import PackedBags
 from psamil.errors import OptionError, ShapeError, one_of
 from psamil.models.output import ModelOutput
+from psamil.models.segments import segment_softmax, segment_sum
 from psamil.models.tiles import GatedScore, attention_pooling, tile_features
 from psamil.models.transformer import TransformerBlock
 from psamil.spatial import Layout
 
 _AUTHORS = {"heads": 3, "depth": 1, "adapter_layers": 2, "mlp_ratio": 4, "pooling": "linear"}  # for all cohorts
+
+POOLINGS = ("linear", "gated", "evidence")
+FIRST_SHARPNESS = 0.2  # gamma
 
 PRESETS: dict[str, dict[str, Any]] = {
     "paper-crc": {**_AUTHORS, "head_dim": 96},
@@ -111,7 +119,7 @@ class Trunk(nn.Module):
         depth: transformer blocks.
         adapter_layers: 1 projects the features, every further layer adds a residual block.
         mlp_ratio: hidden width of the MLPs in model widths.
-        pooling: "linear" as the authors, or "gated".
+        pooling: "linear" as the authors, "gated", or "evidence".
     """
 
     needs_layout = True
@@ -133,8 +141,8 @@ class Trunk(nn.Module):
         super().__init__()
         if min(in_dim, n_out, heads, head_dim, depth, adapter_layers, mlp_ratio) < 1:
             raise OptionError("in_dim, n_out, heads, head_dim, depth, adapter_layers and mlp_ratio must be at least 1")
-        if pooling not in ("linear", "gated"):
-            raise one_of("pooling", pooling, ("linear", "gated"))
+        if pooling not in POOLINGS:
+            raise one_of("pooling", pooling, POOLINGS)
         width = heads * head_dim
         self.in_dim = in_dim
         self.adapter = Adapter(in_dim, width, adapter_layers)
@@ -142,7 +150,12 @@ class Trunk(nn.Module):
         self.exceptions: dict[str, str] = getattr(self.position, "exceptions", {})  # see psamil.models.check
         self.blocks = nn.ModuleList(TransformerBlock(width, attention(width, heads), mlp_ratio) for _ in range(depth))
         self.norm = nn.LayerNorm(width, eps=1e-6)
-        self.score = nn.Linear(width, 1) if pooling == "linear" else GatedScore(width)
+        self.score: nn.Module | None = None
+        self.log_sharpness: nn.Parameter | None = None
+        if pooling == "evidence":
+            self.log_sharpness = nn.Parameter(torch.tensor(FIRST_SHARPNESS).log())
+        else:
+            self.score = nn.Linear(width, 1) if pooling == "linear" else GatedScore(width)
         self.head = nn.Linear(width, n_out)
 
     def tiles(self, batch: PackedBags) -> tuple[Tensor, Layout]:
@@ -157,6 +170,8 @@ class Trunk(nn.Module):
         for block in self.blocks:
             x = block(x, batch.xy, layout)
         x = self.norm(x)
+        if self.score is None:
+            return self._pooled_by_evidence(x, batch)
         scores = self.score(x).squeeze(-1)
         pooled = attention_pooling(scores, x, batch.bag_of_tile, len(batch))
         return ModelOutput(
@@ -164,3 +179,23 @@ class Trunk(nn.Module):
             tile_scores=scores,
             tile_evidence=None if self.training else self.head(x),
         )
+
+    def _pooled_by_evidence(self, x: Tensor, batch: PackedBags) -> ModelOutput:
+        assert self.log_sharpness is not None
+        evidence = nn.functional.linear(x, self.head.weight)
+        evidence = evidence.to(torch.promote_types(evidence.dtype, torch.float32))
+        logits = soft_maximum(evidence, self.log_sharpness.exp(), batch) + self.head.bias
+        return ModelOutput(logits, evidence_scores(evidence), tile_evidence=evidence + self.head.bias)
+
+
+def soft_maximum(evidence: Tensor, sharpness: Tensor, batch: PackedBags) -> Tensor:
+    """(bags, outputs) sum_i softmax_i(gamma e_i) e_i of (n, outputs) evidence: its mean for gamma = 0, then more."""
+    bag, bags = batch.bag_of_tile, len(batch)
+    columns = (evidence * sharpness.to(evidence.dtype)).unbind(1)
+    weights = torch.stack([segment_softmax(column, bag, bags) for column in columns], 1)
+    return segment_sum(weights * evidence, bag, bags)
+
+
+def evidence_scores(evidence: Tensor) -> Tensor:
+    """(n,) one score per tile; with several outputs, the evidence for the one it speaks for most, over their mean."""
+    return evidence.amax(1) - (evidence.mean(1) if evidence.shape[1] > 1 else 0.0)

@@ -12,6 +12,7 @@ Rates are linear in K for every decay, so that heads that are apart in rate are 
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +26,7 @@ class DistancePrior(nn.Module):
 
     The initial radii are spread around ``k_init`` as the authors do: thetas of K - 1 and K + 1 (closer for K below 7),
     the interval shrunk by a quarter on both sides, heads evenly spaced in theta (6.5 to 7.5 for a Gaussian around 7).
+    With one ``k_init`` for each head they begin exactly there.
     """
 
     def __init__(
@@ -35,12 +37,17 @@ class DistancePrior(nn.Module):
         tau: float = 1e-3,
         k_min: float = 1.0,
         k_max: float = 25.0,
-        k_init: float = 7.0,
+        k_init: float | Sequence[float] = 7.0,
     ) -> None:
         super().__init__()
         if not 0 < tau < 1:
             raise OptionError(f"tau must be in (0, 1), got {tau}: it defines the radius of a head")
-        if not 0 < k_min < k_init < k_max:
+        each = [k_init] if isinstance(k_init, int | float) else list(k_init)
+        if isinstance(k_init, Sequence) and len(each) != heads:
+            raise OptionError(
+                f"k_init has {len(each)} radii for {heads} heads: {each}; give one for each, or one number"
+            )
+        if not all(0 < k_min < radius < k_max for radius in each):
             raise OptionError(f"radii must satisfy 0 < k_min < k_init < k_max, got {k_min}, {k_init}, {k_max}")
         self.decay = get_decay(decay)
         self.tau, self.k_min, self.k_max, self.k_init = tau, k_min, k_max, k_init
@@ -48,6 +55,9 @@ class DistancePrior(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
+        if isinstance(self.k_init, Sequence):
+            self.set_radii(torch.tensor(self.k_init, dtype=torch.float64))
+            return
         step = min(1.0, self.k_init / 7)
         around = max(self.k_min, self.k_init - step), min(self.k_max, self.k_init + step)
         ends = self.decay.theta_of_radius(torch.tensor(around, dtype=torch.float64), self.tau).tolist()
