@@ -135,6 +135,16 @@ def test_the_prediction_is_the_evidence_by_shares(name, task):
         torch.testing.assert_close(logits, saved.model(PackedBags.of(bag)).logits[0].detach())
 
 
+@pytest.mark.parametrize("task", [TWO_CLASSES, THREE_CLASSES], ids=["two", "three"])
+def test_shares_of_pooling_by_evidence(task):
+    saved, bag = saved_model("psa", task, **MODELS["psa"], pooling="evidence"), bag_of("lattice", "continuous")
+    explanation = explain_bag(saved, bag)
+    assert (explanation.shares is None) == (task.n_out > 1)  # each output has its own
+    if explanation.shares is not None:
+        logits = explanation.shares @ explanation.evidence.double()
+        torch.testing.assert_close(logits, saved.model(PackedBags.of(bag)).logits[0].detach())
+
+
 def test_percentiles_and_top_tiles():
     scores = torch.tensor([3.0, 1.0, 2.0, 2.0, 5.0])
     assert percentiles(scores).tolist() == [75, 0, 37.5, 37.5, 100]

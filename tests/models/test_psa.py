@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from psamil import Bag, PackedBags, create_model
+from psamil import Bag, PackedBags, check_model, create_model
 from psamil.errors import OptionError, ShapeError
 from psamil.spatial import DECAYS, Layout, parameter_groups, posterior_attention
 from tests.spatial.cases import positions
@@ -30,7 +30,7 @@ def test_parameter_counts_of_the_authors(preset, parameters):
 
 
 @pytest.mark.parametrize("decay", DECAYS)
-@pytest.mark.parametrize("pooling", ["linear", "gated"])
+@pytest.mark.parametrize("pooling", ["linear", "gated", "evidence"])
 @pytest.mark.parametrize("depth", [1, 2])
 def test_output_and_gradients(decay, pooling, depth):
     model = small(decay=decay, pooling=pooling, depth=depth)
@@ -81,10 +81,12 @@ def test_positions_matter():
 
 def test_an_empty_bag_has_a_prediction():
     for sizes in ((5, 0), (0, 0)):
-        out = small()(PackedBags.of(bags(*sizes)))
-        assert out.logits.shape == (2, 2)
-        assert out.logits.isfinite().all()
-        assert out.tile_scores.shape == (sum(sizes),)
+        for pooling in ("linear", "evidence"):
+            model = small(pooling=pooling)
+            out = model(PackedBags.of(bags(*sizes)))
+            assert out.logits.shape == (2, 2)
+            assert out.tile_scores.shape == (sum(sizes),)
+            torch.testing.assert_close(out.logits[1], model.head.bias)
 
 
 def test_a_prepared_layout_gives_the_same_result():
@@ -177,6 +179,28 @@ def test_errors():
         small(diversity="kde")
     with pytest.raises(OptionError, match="must be at least 1"):
         small(depth=0)
+
+
+@pytest.mark.parametrize("n_out", [1, 3])
+def test_pooling_by_evidence(n_out):
+    """The mean of the evidence for sharpness 0, its maximum for a high one."""
+    model = create_model("psa", 6, n_out, heads=2, head_dim=4, pooling="evidence").double()
+    parts = bags(50, 1, 30, dtype=torch.float64)
+    for sharpness, pooled in ((1e-9, torch.mean), (1e4, torch.amax), (0.7, None)):
+        with torch.no_grad():
+            model.log_sharpness.fill_(sharpness).log_()
+        out = model(PackedBags.of(parts))
+        for logits, evidence in zip(out.logits, out.tile_evidence.split([50, 1, 30]), strict=True):
+            weights = (sharpness * evidence).softmax(0)
+            expected = (weights * evidence).sum(0) if pooled is None else pooled(evidence, 0)
+            torch.testing.assert_close(logits, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_evidence_is_signed_and_its_score_is_that_of_the_class_it_speaks_for():
+    model = create_model("psa", 6, 1, heads=2, head_dim=4, pooling="evidence")
+    out = model(PackedBags.of(bags(40)))
+    torch.testing.assert_close(out.tile_scores + model.head.bias, out.tile_evidence[:, 0])
+    check_model("psa", heads=2, head_dim=4, pooling="evidence")
 
 
 def test_radii_shall_be_small_in_the_second_half_of_training():
