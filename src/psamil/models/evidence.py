@@ -29,10 +29,11 @@ from psamil.errors import OptionError, one_of
 from psamil.models.output import ModelOutput
 from psamil.models.psa import SpatialAttention
 from psamil.models.registry import register_model
-from psamil.models.trunk import FIRST_SHARPNESS, evidence_scores, layout_of, soft_maximum
+from psamil.models.trunk import evidence_scores, layout_of, soft_maximum
 from psamil.spatial import Decay, DistancePrior, diversity_entropy
 
 FLOOR = 0.1  # of the largest standard deviation, added to all when whitening: noise is not blown up
+FIRST_SHARPNESS = 0.2  # gamma
 FIRST_LIKELIHOOD = 0.1  # factor of the initial query and key weights: heads begin as plain means of what is around
 
 

@@ -6,10 +6,11 @@ r"""The trunk of PSA-MIL with an exchangeable spatial part, so that spatial part
 Pooling is z = sum_i softmax_i(a_i) x_i with a_i linear in x_i, as in the authors' code, or gated; a_i is returned as
 the score of tile i, and as its evidence the logits that it would have alone, head(x_i): those of the bag are
 sum_i softmax_i(a_i) head(x_i). With the pooling "evidence" there is no a_i: the weights are softmax_i(gamma head(x_i)),
-for each logit its own, with gamma > 0 learned, from near the mean (gamma 0) towards the maximum; the evidence is the
-score. Attention is free to look at tiles that speak against the class, and does so every other time; this is not.
-What differs between models of this trunk is the attention, and whether positions are
-encoded before it: see :mod:`psamil.models.psa` and :mod:`psamil.models.variants`.
+for each logit its own, with gamma > 0 learned, between the mean (0) and the maximum; the evidence is the score.
+Attention is free to look at tiles that speak against the class, and then its scores point away from a lesion.
+
+What differs between models of this trunk is the attention, and whether positions are encoded before it: see
+:mod:`psamil.models.psa` and :mod:`psamil.models.variants`.
 """
 
 from collections.abc import Callable, Mapping
@@ -29,7 +30,7 @@ from psamil.spatial import Layout
 _AUTHORS = {"heads": 3, "depth": 1, "adapter_layers": 2, "mlp_ratio": 4, "pooling": "linear"}  # for all cohorts
 
 POOLINGS = ("linear", "gated", "evidence")
-FIRST_SHARPNESS = 0.2  # gamma
+FIRST_SHARPNESS = 1.0  # gamma; nearer to the mean, what a slide lacks is evidence as good as what it has
 
 PRESETS: dict[str, dict[str, Any]] = {
     "paper-crc": {**_AUTHORS, "head_dim": 96},
