@@ -29,7 +29,8 @@ from psamil.errors import OptionError, one_of
 from psamil.models.output import ModelOutput
 from psamil.models.psa import SpatialAttention
 from psamil.models.registry import register_model
-from psamil.models.trunk import evidence_scores, layout_of, soft_maximum
+from psamil.models.tiles import evidence_scores, soft_maximum
+from psamil.models.trunk import layout_of
 from psamil.spatial import Decay, DistancePrior, diversity_entropy
 
 FLOOR = 0.1  # of the largest standard deviation, added to all when whitening: noise is not blown up

@@ -1,4 +1,4 @@
-"""Tiles in and bags out: features of a batch as a model takes them, and attention pooling."""
+"""Tiles in and bags out: features of a batch as a model takes them, and their pooling."""
 
 import torch
 from torch import Tensor, nn
@@ -37,3 +37,16 @@ class GatedScore(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.score(self.tanh(x).tanh() * self.gate(x).sigmoid())
+
+
+def soft_maximum(evidence: Tensor, sharpness: Tensor, batch: PackedBags) -> Tensor:
+    """(bags, outputs) sum_i softmax_i(gamma e_i) e_i of (n, outputs) evidence: its mean for gamma = 0, then more."""
+    bag, bags = batch.bag_of_tile, len(batch)
+    columns = (evidence * sharpness.to(evidence.dtype)).unbind(1)
+    weights = torch.stack([segment_softmax(column, bag, bags) for column in columns], 1)
+    return segment_sum(weights * evidence, bag, bags)
+
+
+def evidence_scores(evidence: Tensor) -> Tensor:
+    """(n,) one score per tile; with several outputs, the evidence for the one it speaks for most, over their mean."""
+    return evidence.amax(1) - (evidence.mean(1) if evidence.shape[1] > 1 else 0.0)

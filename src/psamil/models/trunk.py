@@ -22,8 +22,7 @@ from torch import Tensor, nn
 from psamil.bag import PackedBags
 from psamil.errors import OptionError, ShapeError, one_of
 from psamil.models.output import ModelOutput
-from psamil.models.segments import segment_softmax, segment_sum
-from psamil.models.tiles import GatedScore, attention_pooling, tile_features
+from psamil.models.tiles import GatedScore, attention_pooling, evidence_scores, soft_maximum, tile_features
 from psamil.models.transformer import TransformerBlock
 from psamil.spatial import Layout
 
@@ -187,16 +186,3 @@ class Trunk(nn.Module):
         evidence = evidence.to(torch.promote_types(evidence.dtype, torch.float32))
         logits = soft_maximum(evidence, self.log_sharpness.exp(), batch) + self.head.bias
         return ModelOutput(logits, evidence_scores(evidence), tile_evidence=evidence + self.head.bias)
-
-
-def soft_maximum(evidence: Tensor, sharpness: Tensor, batch: PackedBags) -> Tensor:
-    """(bags, outputs) sum_i softmax_i(gamma e_i) e_i of (n, outputs) evidence: its mean for gamma = 0, then more."""
-    bag, bags = batch.bag_of_tile, len(batch)
-    columns = (evidence * sharpness.to(evidence.dtype)).unbind(1)
-    weights = torch.stack([segment_softmax(column, bag, bags) for column in columns], 1)
-    return segment_sum(weights * evidence, bag, bags)
-
-
-def evidence_scores(evidence: Tensor) -> Tensor:
-    """(n,) one score per tile; with several outputs, the evidence for the one it speaks for most, over their mean."""
-    return evidence.amax(1) - (evidence.mean(1) if evidence.shape[1] > 1 else 0.0)
