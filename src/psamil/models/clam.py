@@ -129,7 +129,7 @@ class CLAM(PoolingModel):
             logits=outputs_of_classes(class_logits.to(self.head.weight.dtype), self.n_out),
             tile_scores=scores.gather(1, branch[bag, None])[:, 0],
             auxiliary_losses=losses,
-            tile_evidence=None if self.training or differs else outputs_of_classes(self.head(h), self.n_out),
+            tile_evidence=None if differs else outputs_of_classes(self.head(h), self.n_out),
         )
 
     def instance_loss(self, h: Tensor, scores: Tensor, batch: PackedBags, classes: Tensor) -> Tensor:

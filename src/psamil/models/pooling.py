@@ -127,7 +127,7 @@ class ABMIL(PoolingModel):
     def forward(self, batch: PackedBags) -> ModelOutput:
         h = self.tiles(batch)
         scores, pooled = self._pool(h, batch)
-        return ModelOutput(self.classify(pooled), scores, tile_evidence=None if self.training else self.evidence(h))
+        return ModelOutput(self.classify(pooled), scores, tile_evidence=self.evidence(h))
 
     def evidence(self, h: Tensor) -> Tensor | None:
         """(n, n_out) logits that each embedded tile would have alone; None where those of bags are no mean of them."""

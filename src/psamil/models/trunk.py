@@ -177,7 +177,7 @@ class Trunk(nn.Module):
         return ModelOutput(
             logits=self.head(pooled.to(self.head.weight.dtype)),
             tile_scores=scores,
-            tile_evidence=None if self.training else self.head(x),
+            tile_evidence=self.head(x),
         )
 
     def _pooled_by_evidence(self, x: Tensor, batch: PackedBags) -> ModelOutput:

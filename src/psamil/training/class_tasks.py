@@ -60,6 +60,10 @@ class ClassificationTask(Task):
     def class_indices(self, targets: Tensor) -> Tensor:
         return targets
 
+    def absent(self, targets: Tensor) -> Tensor | None:
+        """Of two classes, the first one lacks what makes the second; among more there is no telling."""
+        return (targets == 0)[:, None].float() if self.n_out == 1 else None
+
     def _losses(self, logits: Tensor, targets: Tensor) -> Tensor:
         return losses.cross_entropy(logits, targets, torch.tensor(self.class_weights, device=logits.device))
 
@@ -112,6 +116,9 @@ class MultiLabelTask(Task):
             raise DataError(f"columns {quoted(outcome.columns)}", cause, "name all its labels")
         order = [outcome.columns.index(name) for name in self.labels]
         return torch.tensor(outcome.labels[:, order], dtype=torch.float32)
+
+    def absent(self, targets: Tensor) -> Tensor:
+        return 1 - targets
 
     def _losses(self, logits: Tensor, targets: Tensor) -> Tensor:
         weights = torch.tensor(self.class_weights, device=logits.device)

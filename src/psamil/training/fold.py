@@ -158,8 +158,9 @@ class _Training:
         self.model = new_model(settings, in_dim, self.task.n_out)
         groups = parameter_groups(self.model, settings.lr, settings.weight_decay, settings.prior_lr_scale)
         kind = torch.optim.Adam if settings.optimizer == "adam" else torch.optim.AdamW
+        objective = Objective(self.model, self.task, settings.negative_tiles)
         self.base_lrs = [float(group["lr"]) for group in groups]  # type: ignore[arg-type]
-        self.objective, self.optimizer = self.fabric.setup(Objective(self.model, self.task), kind(groups))
+        self.objective, self.optimizer = self.fabric.setup(objective, kind(groups))
         self.loader = loader_for(self.model, cohort, in_dim, self.fabric.device)
         self.progress = Progress()
         self.best = _copy(self.model)

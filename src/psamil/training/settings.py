@@ -35,6 +35,9 @@ class TrainingSettings:
     """Share of the numbers of all tiles that are set to 0 in training, drawn anew in each step."""
     average_epochs: float = 0.0
     """Epochs over which weights are averaged; the mean is what is tested and kept. 0 keeps them as they are."""
+    negative_tiles: float = 0.0
+    """Weight of a loss that lets no tile of a sample of the first class (or without a label) speak for the second (for
+    that label); for two classes or labels, and models that give evidence of tiles."""
     optimizer: str = "adam"
     """"adam" or "adamw"."""
     lr: float = 1e-4
@@ -80,7 +83,7 @@ class TrainingSettings:
             raise OptionError(f"first_lr must lie between 0 and lr = {self.lr:g}, got {self.first_lr:g}")
         if not 0 <= self.drop_features < 1:
             raise OptionError(f"drop_features is a share, from 0 to below 1, got {self.drop_features}")
-        for name in ("seed", "weight_decay", "prior_lr_scale", "average_epochs"):
+        for name in ("seed", "weight_decay", "prior_lr_scale", "average_epochs", "negative_tiles"):
             if not getattr(self, name) >= 0:
                 raise OptionError(f"{name} must not be negative, got {getattr(self, name)}")
         if self.gradient_clip is not None and not self.gradient_clip > 0:

@@ -125,6 +125,11 @@ class Task(ABC):
         """(n,) class of each sample, or its time bin, out of what :meth:`targets` gave; None where there are none."""
         return None
 
+    def absent(self, targets: Tensor) -> Tensor | None:
+        """(n, n_out) 1 where a sample lacks what an output stands for, out of what :meth:`targets` gave; None where
+        outputs do not stand for anything that a sample has or lacks."""
+        return None
+
     def predictions(self, logits: Logits) -> Columns:
         """Named columns of n numbers.
 
