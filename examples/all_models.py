@@ -115,7 +115,8 @@ def study(
     ordered = sorted(models, key=lambda name: (name != "psa", name))  # the first is the one others are tested against
     return {
         **{"features": str(folder), "labels": f"{folder}/labels.csv", "target": target, **options},
-        "training": training,
+        "recipe": "common",
+        "training": {"gradient_clip": 5.0, **training},
         "models": {name: {"model_options": narrow[name]} for name in ordered},
     }
 

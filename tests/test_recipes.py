@@ -4,15 +4,16 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 import yaml
 
-from psamil import fit, list_models
+from psamil import PackedBags, fit, list_models
 from psamil.cli import main
 from psamil.cli.study import Study
 from psamil.cohort import BagCache, Cohort, Split, simulate
 from psamil.errors import OptionError
 from psamil.evaluation.run_folder import read_run
-from psamil.recipes import FOLDER, SAME_AUTHORS, TRUNK_OF_PSA, settings_of_recipe
+from psamil.recipes import FOLDER, SAME_AUTHORS, TRUNK_OF_PSA, settings_of_recipe, with_own_options
 from psamil.training.fold import train_fold
 from psamil.training.settings import TrainingSettings
 from psamil.training.tasks import TaskOptions
@@ -53,7 +54,9 @@ def test_every_model_with_a_paper_is_trained_by_the_recipe_of_its_authors(model,
     assert all(parameter.isfinite().all() for parameter in saved.model.parameters())
 
 
-@pytest.mark.parametrize("file", [FOLDER / "common.yaml", *AUTHORS], ids=lambda file: file.stem)
+@pytest.mark.parametrize(
+    "file", [*sorted(FOLDER.glob("co*.yaml")), FOLDER / "detection.yaml", *AUTHORS], ids=lambda file: file.stem
+)
 def test_a_recipe_names_every_setting_of_optimisation(file):
     found = yaml.safe_load(file.read_text())
     assert set(found) >= OPTIMISATION
@@ -74,6 +77,64 @@ def test_the_common_recipe_is_the_same_for_all_models():
     first, *others = (settings_of_recipe("common", name) for name in list_models())
     assert all(replace(other, model=first.model) == first for other in others)
     assert (first.batch_samples, first.patience, first.task.balance) == (8, None, "weights")
+
+
+def test_the_recipe_of_the_paper_is_the_common_one():
+    assert settings_of_recipe("paper", "psa") == settings_of_recipe("common", "psa")
+    assert settings_of_recipe("paper", "psa").model_options == {}  # options of the model are the paper's by default
+
+
+@pytest.mark.parametrize("model", list_models())
+def test_every_model_is_trained_by_the_recipe_for_detection(model, cohort, split, tmp_path):
+    """And differs from the default in the loss of tiles, which all models have that give evidence."""
+    settings = settings_of_recipe("detection", model)
+    assert replace(settings, negative_tiles=0.0) == settings_of_recipe("context", model)
+    options = {**settings.model_options, **SMALL.get(model, {})}
+    saved = train_fold(cohort, split, replace(settings, epochs=1, model_options=options), tmp_path)
+    with torch.no_grad():
+        output = saved.model(PackedBags.of(cohort.load(cohort.samples[0])))
+    assert (output.tile_evidence is not None) == (settings.negative_tiles > 0)
+
+
+@pytest.mark.parametrize("recipe", ["context", "detection"])
+def test_recipes_know_the_models_they_have_settings_for(recipe):
+    found = yaml.safe_load((FOLDER / f"{recipe}.yaml").read_text())["models"]
+    assert set(found) <= set(list_models())
+
+
+@pytest.mark.parametrize(
+    ("own", "expected"),
+    [
+        ({}, {"heads": 3, "pooling": "evidence"}),
+        ({"heads": 2}, {"heads": 2, "pooling": "evidence"}),
+        ({"preset": "paper-crc", "tau": 0.1}, {"preset": "paper-crc", "tau": 0.1}),  # nothing of the recipe in it
+    ],
+)
+def test_own_options_win_one_by_one_but_a_preset_takes_the_place_of_all(own, expected):
+    of_recipe = {"heads": 3, "pooling": "evidence"}
+    assert with_own_options(of_recipe, own) == expected
+    assert of_recipe == {"heads": 3, "pooling": "evidence"}
+
+
+@pytest.mark.parametrize("way", ["python", "command line", "study"])
+def test_the_default_is_the_recipe_context(way, folder, tmp_path):
+    own = {"epochs": 1, "model_options": {"heads": 2, "head_dim": 4}}
+    if way == "python":
+        fitted(folder, tmp_path, **own)
+    elif way == "command line":
+        where = [str(folder), str(folder / "labels.csv"), str(tmp_path / "run"), "--target", "label", "--folds", "2"]
+        given = ["--training.epochs", "1", "--training.model_options", '{"heads": 2, "head_dim": 4}']
+        with pytest.raises(SystemExit) as end:
+            main(["train", *where, "--fold", "0", "--cache", str(folder.parent / "cache"), *given])
+        assert end.value.code == 0
+    of_recipe = settings_of_recipe("context", "psa")
+    expected = replace(of_recipe, epochs=1, model_options={**of_recipe.model_options, **own["model_options"]})
+    if way == "study":
+        file = tmp_path / "study.yaml"
+        file.write_text(yaml.safe_dump({"features": "f", "labels": "l", "training": own, "models": {"psa": None}}))
+        assert Study.read(file).models["psa"] == expected
+    else:
+        assert read_run(tmp_path / "run")["settings"] == expected.to_json()
 
 
 @pytest.mark.parametrize(
@@ -129,7 +190,10 @@ def test_on_the_command_line_a_wrong_recipe_is_one_line(folder, tmp_path, capsys
     with pytest.raises(SystemExit) as end:
         main(["train", str(folder), str(folder / "labels.csv"), str(tmp_path / "run"), "--recipe", "mine"])
     assert end.value.code == 2
-    assert capsys.readouterr().err == "psamil: unknown recipe 'mine'; known: 'authors', 'common'\n"
+    assert (
+        capsys.readouterr().err
+        == "psamil: unknown recipe 'mine'; known: 'authors', 'common', 'context', 'detection', 'paper'\n"
+    )
 
 
 def test_in_a_study_a_recipe_holds_for_all_models_but_those_that_name_another(tmp_path):

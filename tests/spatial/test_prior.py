@@ -79,7 +79,23 @@ def test_errors():
 def test_a_radius_for_each_head(decay):
     prior = DistancePrior(3, decay, k_init=[3.0, 7.0, 15.0])
     torch.testing.assert_close(prior.radius_steps, torch.tensor([3.0, 7.0, 15.0]), rtol=1e-5, atol=0)
-    with pytest.raises(OptionError, match="k_init has 2 radii for 3 heads"):
-        DistancePrior(3, decay, k_init=[3.0, 7.0])
     with pytest.raises(OptionError, match="k_min < k_init < k_max, got"):
         DistancePrior(2, decay, k_init=[3.0, 25.0])
+    with pytest.raises(OptionError, match="k_min < k_init < k_max, got"):
+        DistancePrior(2, decay, k_init=[])
+
+
+@pytest.mark.parametrize(
+    ("heads", "k_init", "radii"),
+    [
+        (4, [2, 16], [2, 4, 8, 16]),
+        (3, [16, 4], [16, 8, 4]),
+        (1, [3, 12], [6]),
+        (2, [3, 7, 15], [3, 15]),
+        (5, [2, 8, 18], [2, 4, 8, 12, 18]),
+        (3, [5], [5, 5, 5]),
+    ],
+)
+def test_radii_for_another_number_of_heads(heads, k_init, radii):
+    prior = DistancePrior(heads, k_init=k_init)
+    torch.testing.assert_close(prior.radius_steps.tolist(), [float(r) for r in radii], rtol=1e-5, atol=0)

@@ -12,6 +12,7 @@ import json
 import logging
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from psamil.cli.train import train
 from psamil.cli.tune import tune
 from psamil.cohort.simulation import simulate
 from psamil.errors import PsamilError
-from psamil.recipes import RECIPES, settings_of_recipe
+from psamil.recipes import DEFAULT_RECIPE, RECIPES, settings_of_recipe, with_own_options
 from psamil.slides.procedural import draw_slides
 from psamil.training.settings import TrainingSettings
 
@@ -65,15 +66,19 @@ def main(args: Sequence[str] | None = None) -> None:
     logging.getLogger("psamil.readers").setLevel(logging.ERROR)  # verbs tell what readers have to say in their own way
     plain = list(_plain(sys.argv[1:] if args is None else args))
     try:
-        parser = _parser()
+        parser = _parser(settings_of_recipe(DEFAULT_RECIPE, TrainingSettings.model))
         options = parser.parse_args(plain)
         of_verb = options[options.verb]
-        if of_verb.get("recipe"):
-            parser = _parser(settings_of_recipe(of_verb.recipe, of_verb.training.model))
+        if recipe := of_verb.get("recipe"):
+            of_recipe = settings_of_recipe(recipe, of_verb.training.model)
+            parser = _parser(of_recipe)
             options = parser.parse_args(plain)
         chosen = vars(parser.instantiate(options)[options.verb])
         chosen.pop("config", None)
-        chosen.pop("recipe", None)
+        if chosen.pop("recipe", None):
+            training = chosen["training"]
+            of_model = with_own_options(of_recipe.model_options, training.model_options)
+            chosen["training"] = replace(training, model_options=of_model)
         result = VERBS[options.verb](**chosen)
     except PsamilError as error:
         print(f"psamil: {error}", file=sys.stderr)
@@ -86,7 +91,7 @@ def main(args: Sequence[str] | None = None) -> None:
     sys.exit(result if isinstance(result, int) else 0)
 
 
-def _parser(training: TrainingSettings | None = None) -> Any:
+def _parser(training: TrainingSettings = TrainingSettings()) -> Any:  # noqa: B008 (frozen)
     """With these settings of training as those that hold where the user gives none."""
     from jsonargparse import ArgumentParser
 
@@ -111,9 +116,9 @@ def _parser(training: TrainingSettings | None = None) -> Any:
         of_verb.add_function_arguments(function, as_group=False, skip=positional)
         if "training" in parameters:
             recipes = " or ".join(f'"{recipe}"' for recipe in RECIPES)
-            of_verb.add_argument("--recipe", help=f"settings of training to begin with: {recipes}")
-            if training is not None:
-                of_verb.set_defaults(training=training.to_json())
+            text = f"settings of training to begin with: {recipes}"
+            of_verb.add_argument("--recipe", default=DEFAULT_RECIPE, help=text)
+            of_verb.set_defaults(training=training.to_json())
         verbs.add_subcommand(name, of_verb, help=summary)
     return parser
 

@@ -41,7 +41,7 @@ from psamil.evaluation.run_folder import SUMMARY_FILE
 from psamil.files import read_json
 from psamil.models import list_models
 from psamil.readers import describe_bag
-from psamil.recipes import settings_of_recipe
+from psamil.recipes import DEFAULT_RECIPE, settings_of_recipe, with_own_options
 from psamil.training.devices import new_fabric
 from psamil.training.fold import new_model
 from psamil.training.settings import TrainingSettings
@@ -75,7 +75,7 @@ class Study:
         models = _mapping(path, "'models'", found.pop("models"))
         training = _mapping(path, "'training'", found.pop("training", {}))
         _refuse_unknown(path, "setting", training, _settings())
-        recipe = found.pop("recipe", None)
+        recipe = found.pop("recipe", None) or DEFAULT_RECIPE
         if not models:
             raise DataError(path, "names no model", REMEDY)
         return Study(
@@ -232,8 +232,11 @@ def _typed_settings(path: Path, where: str, values: dict[str, Any], recipe: Any)
 
     parser = ArgumentParser(exit_on_error=False)
     parser.add_argument("--training", type=TrainingSettings)
-    if recipe is not None:
-        parser.set_defaults(training=settings_of_recipe(str(recipe), values["model"]).to_json())
+    of_recipe = settings_of_recipe(str(recipe), values["model"])
+    parser.set_defaults(training=of_recipe.to_json())
+    own = values.get("model_options") or {}
+    if isinstance(own, dict):  # what else it is, the parser tells
+        values = {**values, "model_options": with_own_options(of_recipe.model_options, own)}
     settings = _parsed(path, parser, {"training": values}, f"{where}: ")["training"]
     assert isinstance(settings, TrainingSettings)
     return settings

@@ -26,7 +26,7 @@ from psamil.evaluation.predictor import Prediction, Predictor, load
 from psamil.evaluation.run_folder import PREDICTIONS_FILE, RUN_FILE, data_of, finished_folds, read_run
 from psamil.evaluation.scores import read_predictions
 from psamil.readers.extraction_settings import extraction_settings
-from psamil.recipes import settings_of_recipe
+from psamil.recipes import DEFAULT_RECIPE, settings_of_recipe, with_own_options
 from psamil.training.settings import TrainingSettings
 
 Tell = Callable[[str], None]
@@ -96,7 +96,7 @@ def fit(
     splits: str | Path | Splits | None = None,
     fold: int | None = None,
     seeds: int = 1,
-    training: TrainingSettings = TrainingSettings(),  # noqa: B008 (frozen)
+    training: TrainingSettings | None = None,
     recipe: str | None = None,
     um_per_step: float | None = None,
     non_finite: str = "error",
@@ -123,8 +123,8 @@ def fit(
         splits: splits, or a file or folder of them, instead of new ones.
         fold: work on this fold alone.
         seeds: trainings per fold, whose predictions are averaged.
-        training: settings of the model and its training.
-        recipe: "common" or "authors": settings to begin with, instead of ``training``; see :mod:`psamil.recipes`.
+        training: settings of the model and its training, all of them, instead of a recipe.
+        recipe: settings to begin with, "context" by default; see :mod:`psamil.recipes`.
         um_per_step, non_finite, positions: how features are read; see :func:`psamil.open_bag`.
         damaged: slides that cannot be read: "set aside" or "refuse".
         tile_labels: folder of labels of single tiles (``<slide>.npy``, 0 for normal), to test where the models look.
@@ -134,7 +134,8 @@ def fit(
         report: called with the name of the job and its line of the history after each epoch; ``print`` for instance.
         on_step: called after each step of the optimiser; see :func:`psamil.evaluation.experiment.cross_validate`.
         engine: does the trainings in its own way, for instance on a cluster; see there.
-        settings: single settings, which win over ``training`` and ``recipe``: ``model="abmil", epochs=20``.
+        settings: single settings, which win over ``training`` and ``recipe``: ``model="abmil", epochs=20``. Of
+            ``model_options``, those that are not given are the recipe's.
     """
     out, training = Path(out), _with_settings(training, recipe, settings)
     outcome: dict[str, Any] = {
@@ -189,16 +190,18 @@ def fit(
     return Run(out, summary)
 
 
-def _with_settings(training: TrainingSettings, recipe: str | None, settings: dict[str, Any]) -> TrainingSettings:
+def _with_settings(training: TrainingSettings | None, recipe: str | None, settings: dict[str, Any]) -> TrainingSettings:
     known = TrainingSettings.__dataclass_fields__
     for name in settings:
         if name not in known:
             raise one_of("setting of training", name, known)
-    if recipe is not None:
-        if training != TrainingSettings():
+    if training is not None:
+        if recipe is not None:
             raise OptionError("give training or a recipe; single settings, as in model='abmil', win over a recipe")
-        training = settings_of_recipe(recipe, settings.get("model", training.model))
-    return replace(training, **settings)
+        return replace(training, **settings)
+    of_recipe = settings_of_recipe(recipe or DEFAULT_RECIPE, settings.get("model", TrainingSettings.model))
+    options = with_own_options(of_recipe.model_options, settings.get("model_options", {}))
+    return replace(of_recipe, **{**settings, "model_options": options})
 
 
 def _fitted(splits: str | Path | Splits, cohort: Cohort, tell: Tell) -> Splits:

@@ -92,7 +92,8 @@ class PSAMIL(Trunk):
         tau: prior below which a tile is pruned.
         neighbours: tiles that a head looks at: those within its radius K ("disc"), or the round(pi K^2) nearest
             ("nearest"), see :mod:`psamil.models.nearest`.
-        k_min, k_max, k_init: bounds and initial value of the radii, in tile steps; k_init can have one for each head.
+        k_min, k_max, k_init: bounds and initial value of the radii, in tile steps; k_init can be several,
+            from the first head to the last.
         alpha: weight of the diversity loss.
         diversity: form of its entropy, see :mod:`psamil.spatial.diversity`.
         radius_weight: weight of the radius loss.

@@ -1,16 +1,21 @@
 """Recipes: settings of training to begin with, one file for each.
 
-- ``common``: the conditions in which the PSA-MIL paper trained all models it compares.
+- ``context``: the default; what we found to learn best from 50 to 300 slides, see ``docs/recipe.md``.
+- ``detection``: the same where the first class means that something is nowhere in the slide, such as a metastasis.
+- ``paper``, also called ``common``: the conditions in which the PSA-MIL paper trained all models it compares.
 - ``authors``: of each model, those of its own paper or code. What our settings cannot express is said in the file.
 
-A recipe names every setting that decides how a model is optimised; those of the user win over it.
+A recipe names every setting that decides how a model is optimised, and may have others for some models. Settings of the
+user win over it, one by one; options of the model too, but a preset of options takes the place of all.
 
 >>> fit("features", "labels.csv", "run", target="subtype", model="abmil", recipe="authors", epochs=5)
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -19,7 +24,8 @@ from psamil.models import list_models
 from psamil.training.settings import TrainingSettings
 from psamil.training.tasks import TaskOptions
 
-RECIPES = ("common", "authors")
+RECIPES = ("context", "detection", "paper", "common", "authors")
+DEFAULT_RECIPE = "context"
 FOLDER = Path(__file__).parent
 SAME_AUTHORS = {
     "clam_mb": "clam_sb",
@@ -30,17 +36,25 @@ TRUNK_OF_PSA = ("psa", "local", "msa", "ppeg", "rope", "rpe")
 
 
 def settings_of_recipe(recipe: str, model: str) -> TrainingSettings:
-    """Settings of a model by a recipe: "common" or "authors"."""
+    """Settings of a model by a recipe, one of ``RECIPES``."""
     if recipe not in RECIPES:
         raise one_of("recipe", recipe, RECIPES)
     if model not in list_models():
         raise one_of("model", model, list_models())
     found = yaml.safe_load(_file(recipe, model).read_text(encoding="utf-8"))
-    return TrainingSettings(model=model, task=TaskOptions(**found.pop("task")), **found)
+    of_model = (found.pop("models", None) or {}).get(model, {})
+    return TrainingSettings(model=model, task=TaskOptions(**found.pop("task")), **{**found, **of_model})
+
+
+def with_own_options(of_recipe: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of a model: those of the user and, unless they name a preset, what else the recipe says."""
+    return dict(own) if "preset" in own else {**of_recipe, **own}
 
 
 def _file(recipe: str, model: str) -> Path:
-    if recipe == "common" or model in TRUNK_OF_PSA:  # of whose paper the common recipe is
+    if recipe in ("context", "detection"):
+        return FOLDER / f"{recipe}.yaml"
+    if recipe != "authors" or model in TRUNK_OF_PSA:  # of whose paper the common recipe is
         return FOLDER / "common.yaml"
     file = FOLDER / "authors" / f"{SAME_AUTHORS.get(model, model)}.yaml"
     if not file.exists():

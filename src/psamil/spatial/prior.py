@@ -26,7 +26,8 @@ class DistancePrior(nn.Module):
 
     The initial radii are spread around ``k_init`` as the authors do: thetas of K - 1 and K + 1 (closer for K below 7),
     the interval shrunk by a quarter on both sides, heads evenly spaced in theta (6.5 to 7.5 for a Gaussian around 7).
-    With one ``k_init`` for each head they begin exactly there.
+    With several ``k_init`` heads begin there, from the first to the last; if there are more heads or fewer, at equal
+    distances on the way, on which radii change by equal factors: 4 heads from [2, 16] begin at 2, 4, 8 and 16.
     """
 
     def __init__(
@@ -43,11 +44,7 @@ class DistancePrior(nn.Module):
         if not 0 < tau < 1:
             raise OptionError(f"tau must be in (0, 1), got {tau}: it defines the radius of a head")
         each = [k_init] if isinstance(k_init, int | float) else list(k_init)
-        if isinstance(k_init, Sequence) and len(each) != heads:
-            raise OptionError(
-                f"k_init has {len(each)} radii for {heads} heads: {each}; give one for each, or one number"
-            )
-        if not all(0 < k_min < radius < k_max for radius in each):
+        if not each or not all(0 < k_min < radius < k_max for radius in each):
             raise OptionError(f"radii must satisfy 0 < k_min < k_init < k_max, got {k_min}, {k_init}, {k_max}")
         self.decay = get_decay(decay)
         self.tau, self.k_min, self.k_max, self.k_init = tau, k_min, k_max, k_init
@@ -56,7 +53,7 @@ class DistancePrior(nn.Module):
 
     def reset_parameters(self) -> None:
         if isinstance(self.k_init, Sequence):
-            self.set_radii(torch.tensor(self.k_init, dtype=torch.float64))
+            self.set_radii(_on_the_way(self.k_init, len(self.free)))
             return
         step = min(1.0, self.k_init / 7)
         around = max(self.k_min, self.k_init - step), min(self.k_max, self.k_init + step)
@@ -91,6 +88,15 @@ class DistancePrior(nn.Module):
     def extra_repr(self) -> str:
         radii = ", ".join(f"{k:.1f}" for k in self.radius_steps.tolist())
         return f"decay={self.decay.name}, tau={self.tau:g}, radii of {radii} steps in [{self.k_min:g}, {self.k_max:g}]"
+
+
+def _on_the_way(radii: Sequence[float], heads: int) -> Tensor:
+    """(heads,) radii from the first to the last of the given ones, geometric between them; one head in the middle."""
+    last = len(radii) - 1
+    at = torch.linspace(0, last, heads, dtype=torch.float64) if heads > 1 else torch.tensor([last / 2]).double()
+    low, high = at.floor().long(), at.ceil().long()
+    logs = torch.tensor(radii, dtype=torch.float64).log()
+    return logs[low].lerp(logs[high], at - low).exp()
 
 
 def parameter_groups(
