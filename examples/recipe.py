@@ -1,0 +1,155 @@
+"""The recipes of psamil against the paper's claim: that learned spatial context wins, and points at the lesion.
+
+    python examples/recipe.py lesions runs/recipe --data data --seeds 31 32 33 34 35
+    python examples/recipe.py plain-lesions runs/recipe --data data --seeds 31 32 33 34 35
+    python examples/recipe.py crc runs/recipe --data data
+    python examples/recipe.py tnbc runs/recipe --data data
+    python examples/recipe.py msi runs/recipe --data data            # and brca, lung
+
+- ``lesions``: outlines of real metastases filled with real embeddings of nuclei, among decoys; ``plain-lesions``:
+  without. Each seed draws other slides: 200 for training and validation, 100 for testing. By the recipe "detection".
+- ``crc``, ``tnbc``: cells of tissue spots (tnbc: of three coarse types), 5 repeats of 5 folds by patient; by "context".
+- ``msi``, ``brca``, ``lung``: TCGA slides without positions, 5 folds or the 10 published ones; by "context".
+
+Every model has the same recipe and about the same width; ``psa-shuffled`` is psa with tiles that exchange their places.
+``--ablate`` trains psa with one part of the recipe taken back at a time. A run that was stopped goes on. The table has
+the mean over seeds and a 95% interval by Student's t; for one seed the mean over folds, and an interval over patients.
+"""
+
+import argparse
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from all_models import WITHOUT_POSITIONS, narrow_options
+from convert_cells import convert as convert_cells
+from convert_tcga_hipt4k import convert as convert_tcga
+from real_cells import CLASSES, merge_types
+from real_slides import COHORTS as TCGA
+from real_slides import OUTCOMES
+from rich.console import Console
+from rich.table import Table
+from scipy.stats import t as student
+
+from psamil import fit, list_models
+from psamil.cli.progress import TrainingProgress
+from psamil.cohort import Cohort, k_fold, splits_from_columns, with_validation
+from psamil.recipes import settings_of_recipe
+
+LESIONS = ("lesions", "plain-lesions")
+CELLS = {"crc": "crc_codex_schurch2020", "tnbc": "tnbc_mibi_keren2018"}
+SLIDES = ("msi", "brca", "lung")
+METRICS = ("auc", "patch_auc", "froc_tile@6", "average_precision")
+OF_CELLS = {"head_dim": 16, "adapter_layers": 1, "k_init": [1.5, 2.5, 4.0], "k_max": 6.0}
+ABLATIONS: dict[str, dict[str, Any]] = {
+    "psa": {},
+    "psa, attention pooling": {"model_options": {"pooling": "linear"}},
+    "psa, tiles of normal slides not told": {"negative_tiles": 0.0},
+    "psa, radii begin at 7": {"model_options": {"k_init": 7.0}},
+    "psa, no features dropped": {"drop_features": 0.0},
+    "psa, weights not averaged": {"average_epochs": 0.0},
+    "psa, 3 x 96": {"model_options": {"head_dim": 96}},
+}
+
+
+def lesions(out: Path, data: Path, which: str, seed: int) -> tuple[Path, dict[str, Any]]:
+    """The cohort of a seed, and what is said of it to ``fit``."""
+    folder = out / "cohorts" / f"{which}-{seed}"
+    if not (folder / "splits.json").exists():
+        script = [sys.executable, str(data / "semireal_camelyon.py"), str(folder), "--seed", str(seed)]
+        sizes = ["--slides", "300", "--tiles", "900", "--min-lesion", "15"]
+        subprocess.run([*script, *sizes, *(["--decoys"] if which == "lesions" else [])], check=True)
+        cohort = Cohort.open(folder, folder / "labels.csv", target="label", classes=["normal", "tumor"])
+        with_validation(splits_from_columns(cohort, ["part"]), cohort).save(folder / "splits.json")
+    known = {"target": "label", "classes": ["normal", "tumor"], "tile_labels": folder / "tiles"}
+    return folder, {**known, "splits": folder / "splits.json", "recipe": "detection"}
+
+
+def cells(out: Path, data: Path, which: str, seed: int) -> tuple[Path, dict[str, Any]]:
+    folder, source = out / "cohorts" / which, data / CELLS[which]
+    if not (folder / "labels.csv").exists():
+        convert_cells(source, folder)
+        if which == "tnbc":
+            merge_types(folder / "features", (source / "cell_types.txt").read_text().split())
+    classes = CLASSES[CELLS[which]]
+    return folder, {"target": "label", "classes": classes, "folds": 5, "repeats": 5, "split_seed": seed}
+
+
+def slides(out: Path, data: Path, which: str, seed: int) -> tuple[Path, dict[str, Any]]:
+    folder = out / "cohorts" / TCGA[which]
+    if not (folder / "labels.csv").exists():
+        convert_tcga(data / "tcga_hipt4k", folder, [TCGA[which]])
+    known = {**OUTCOMES[which], "positions": "row order"}
+    cohort = Cohort.open(folder, folder / "labels.csv", **OUTCOMES[which], reading={"positions": "row order"})
+    if which == "msi":
+        return folder, {**known, "splits": k_fold(cohort, 5, seed=seed)}
+    columns = [f"fold{k}" for k in range(10)]
+    return folder, {**known, "splits": splits_from_columns(cohort, columns, leaks="drop")}
+
+
+def variants(which: str, names: list[str] | None, ablate: bool) -> dict[str, dict[str, Any]]:
+    """Settings of what is trained, by name."""
+    if ablate:
+        return {name: {"model": "psa", **own} for name, own in ABLATIONS.items()}
+    narrow = narrow_options(48 if which in CELLS else 96)
+    if which in CELLS:
+        narrow["psa"] |= OF_CELLS
+    models = [name for name in list_models() if which not in SLIDES or name in (*WITHOUT_POSITIONS, "psa")]
+    found = {name: {"model": name, "model_options": narrow[name]} for name in models}
+    if which not in SLIDES:
+        found["psa-shuffled"] = {**found["psa"], "positions": "shuffled"}
+    return {name: found[name] for name in names or found}
+
+
+def table_of(runs: pd.DataFrame) -> Table:
+    """One row per variant, the best AUC first; of one seed, the interval is that over patients."""
+    shown = [name for name in METRICS if name in runs]
+    table = Table("model", *shown)
+    for variant, of in sorted(runs.groupby("variant"), key=lambda group: -group[1]["auc"].mean()):
+        cells = []
+        for metric in shown:
+            values = of[metric].dropna()
+            if len(values) > 1:
+                half = student.ppf(0.975, len(values) - 1) * values.std() / math.sqrt(len(values))
+                cells.append(f"{values.mean():.3f} ({values.mean() - half:.3f} to {values.mean() + half:.3f})")
+            elif metric == "auc":
+                cells.append(f"{values.mean():.3f} ({of['low'].iloc[0]:.3f} to {of['high'].iloc[0]:.3f})")
+            else:
+                cells.append(f"{values.mean():.3f}" if len(values) else "")
+        table.add_row(f"{variant} ({len(of)})" if len(of) > 1 else variant, *cells)
+    return table
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=[*LESIONS, *CELLS, *SLIDES])
+    parser.add_argument("out", type=Path, help="folder of the cohorts and runs")
+    parser.add_argument("--data", type=Path, required=True, help="folder of the real data")
+    parser.add_argument(
+        "--seeds", type=int, nargs="+", default=[0], help="of the slides that are drawn, or of the folds"
+    )
+    parser.add_argument("--models", nargs="+", metavar="NAME", help="these alone")
+    parser.add_argument("--ablate", action="store_true", help="psa, one part of the recipe taken back at a time")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)  # tensors this small are fastest on one thread
+    which = arguments.what
+    cohort_of = lesions if which in LESIONS else cells if which in CELLS else slides
+    rows = []
+    for seed in arguments.seeds:
+        folder, about = cohort_of(arguments.out, arguments.data, which, seed)
+        for name, settings in variants(which, arguments.models, arguments.ablate).items():
+            print(f"{which} {seed} {name}")
+            epochs = settings_of_recipe(about.get("recipe", "context"), settings["model"]).epochs
+            with TrainingProgress(Console(), epochs) as shown:
+                run_folder = arguments.out / f"{which}-{seed}" / name.replace(", ", "-").replace(" ", "_")
+                calls = {"report": shown.report, "on_step": shown.on_step}
+                run = fit(folder, folder / "labels.csv", run_folder, **{**about, **settings}, **calls)
+            metrics = run.table
+            means = {metric: metrics.loc[metric, "mean"] for metric in METRICS if metric in metrics.index}
+            rows.append({"seed": seed, "variant": name, **means, **metrics.loc["auc", ["low", "high"]].to_dict()})
+            pd.DataFrame(rows).to_csv(arguments.out / f"{which}-{'-'.join(map(str, arguments.seeds))}.csv", index=False)
+    Console().print(table_of(pd.DataFrame(rows)))
