@@ -13,7 +13,7 @@ from psamil.cli.study import Study
 from psamil.cohort import BagCache, Cohort, Split, simulate
 from psamil.errors import OptionError
 from psamil.evaluation.run_folder import read_run
-from psamil.recipes import FOLDER, SAME_AUTHORS, TRUNK_OF_PSA, settings_of_recipe, with_own_options
+from psamil.recipes import FOLDER, SAME_AUTHORS, TRUNK_OF_PSA, for_other_model, settings_of_recipe, with_own_options
 from psamil.training.fold import train_fold
 from psamil.training.settings import TrainingSettings
 from psamil.training.tasks import TaskOptions
@@ -114,6 +114,16 @@ def test_own_options_win_one_by_one_but_a_preset_takes_the_place_of_all(own, exp
     of_recipe = {"heads": 3, "pooling": "evidence"}
     assert with_own_options(of_recipe, own) == expected
     assert of_recipe == {"heads": 3, "pooling": "evidence"}
+
+
+def test_another_model_by_the_same_recipe_keeps_what_the_user_changed():
+    psa = settings_of_recipe("detection", "psa")
+    changed = replace(psa, lr=0.5, model_options={**psa.model_options, "head_dim": 8})
+    local = settings_of_recipe("detection", "local")
+    expected = replace(local, lr=0.5, model_options={**local.model_options, "head_dim": 8})
+    assert for_other_model(changed, "detection", "local") == expected
+    assert for_other_model(psa, "detection", "gtp") == settings_of_recipe("detection", "gtp")
+    assert for_other_model(changed, "detection", "psa") == changed
 
 
 @pytest.mark.parametrize("way", ["python", "command line", "study"])

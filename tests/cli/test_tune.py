@@ -7,6 +7,7 @@ import h5py
 import numpy as np
 import pandas as pd
 import pytest
+import yaml
 
 from psamil.cli import main
 from psamil.cohort import Cohort, Splits, k_fold, simulate
@@ -70,6 +71,7 @@ def test_called_again_it_trains_nothing_and_tells_the_same(home, capsys, monkeyp
 
 def test_the_best_settings_are_a_file_for_train(home, capsys):
     best = home / "tuned" / "fold-1" / "best.yaml"
+    assert yaml.safe_load(best.read_text())["recipe"] == "context"  # others would add what they have for the model
     data = [
         home / "cohort",
         home / "cohort" / "labels.csv",

@@ -11,7 +11,7 @@ import inspect as introspection
 import json
 import logging
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -66,20 +66,8 @@ def main(args: Sequence[str] | None = None) -> None:
     logging.getLogger("psamil.readers").setLevel(logging.ERROR)  # verbs tell what readers have to say in their own way
     plain = list(_plain(sys.argv[1:] if args is None else args))
     try:
-        parser = _parser(settings_of_recipe(DEFAULT_RECIPE, TrainingSettings.model))
-        options = parser.parse_args(plain)
-        of_verb = options[options.verb]
-        if recipe := of_verb.get("recipe"):
-            of_recipe = settings_of_recipe(recipe, of_verb.training.model)
-            parser = _parser(of_recipe)
-            options = parser.parse_args(plain)
-        chosen = vars(parser.instantiate(options)[options.verb])
-        chosen.pop("config", None)
-        if chosen.pop("recipe", None):
-            training = chosen["training"]
-            of_model = with_own_options(of_recipe.model_options, training.model_options)
-            chosen["training"] = replace(training, model_options=of_model)
-        result = VERBS[options.verb](**chosen)
+        verb, chosen = _chosen(plain)
+        result = verb(**chosen)
     except PsamilError as error:
         print(f"psamil: {error}", file=sys.stderr)
         sys.exit(2)
@@ -89,6 +77,24 @@ def main(args: Sequence[str] | None = None) -> None:
     if isinstance(result, Path):
         print(f"wrote {result}")
     sys.exit(result if isinstance(result, int) else 0)
+
+
+def _chosen(plain: Sequence[str]) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """The verb and its options. Settings of training that the user does not give are those of the recipe."""
+    parser = _parser(settings_of_recipe(DEFAULT_RECIPE, TrainingSettings.model))
+    options = parser.parse_args(plain)
+    verb = VERBS[options.verb]
+    recipe, training = (options[options.verb].get(name) for name in ("recipe", "training"))
+    if recipe is None:
+        chosen = vars(parser.instantiate(options)[options.verb])
+    else:
+        of_recipe = settings_of_recipe(recipe, training.model)
+        parser = _parser(of_recipe)
+        chosen = vars(parser.instantiate(parser.parse_args(plain))[options.verb])
+        of_model = with_own_options(of_recipe.model_options, chosen["training"].model_options)
+        chosen["training"] = replace(chosen["training"], model_options=of_model)
+    taken = introspection.signature(verb).parameters
+    return verb, {name: value for name, value in chosen.items() if name in taken}
 
 
 def _parser(training: TrainingSettings = TrainingSettings()) -> Any:  # noqa: B008 (frozen)
@@ -117,7 +123,8 @@ def _parser(training: TrainingSettings = TrainingSettings()) -> Any:  # noqa: B0
         if "training" in parameters:
             recipes = " or ".join(f'"{recipe}"' for recipe in RECIPES)
             text = f"settings of training to begin with: {recipes}"
-            of_verb.add_argument("--recipe", default=DEFAULT_RECIPE, help=text)
+            if "recipe" not in parameters:
+                of_verb.add_argument("--recipe", default=DEFAULT_RECIPE, help=text)
             of_verb.set_defaults(training=training.to_json())
         verbs.add_subcommand(name, of_verb, help=summary)
     return parser

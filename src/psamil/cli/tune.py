@@ -30,12 +30,13 @@ from psamil.cohort import BagCache, Cohort, Splits, k_fold, read_splits
 from psamil.cohort.split_files import fit_to_cohort
 from psamil.errors import OptionError
 from psamil.evaluation.run import Run, fit
+from psamil.recipes import DEFAULT_RECIPE
 from psamil.report.paper_figures.figure_files import require_matplotlib
 from psamil.report.search_figures import save_trials
 from psamil.training.settings import TrainingSettings
 
 OF_THE_SEARCH = ("space", "trials", "inner", "search_seed", *ENGINE_OPTIONS)
-OF_EACH_FOLD = ("out", "splits", "fold", "training")
+OF_EACH_FOLD = ("out", "splits", "fold", "training", "recipe")
 
 
 def tune(
@@ -66,6 +67,7 @@ def tune(
     fold: int | None = None,
     seeds: int = 1,
     training: TrainingSettings = TrainingSettings(),  # noqa: B008 (frozen)
+    recipe: str = DEFAULT_RECIPE,
     um_per_step: float | None = None,
     non_finite: str = "error",
     positions: str = "file",
@@ -113,6 +115,7 @@ def tune(
         fold: work on this outer fold alone, for instance in a job array.
         seeds: trainings per fold, of trials as well, whose predictions are averaged.
         training: settings that all trials share.
+        recipe: settings to begin with, see psamil train.
         um_per_step: gives physical positions: one step is this many micrometres.
         non_finite: what to do with tiles that have NaN or infinite features: "error", "drop" or "zero".
         positions: "file"; "row order" for files without coordinates; "shuffled" as a control.
@@ -134,9 +137,22 @@ def tune(
     if fold is not None and not 0 <= fold < len(outer):
         raise OptionError(f"fold must be from 0 to {len(outer) - 1}, got {fold}")
     wanted = {"space": {name: asdict(of) for name, of in found.items()}, "trials": trials, "inner": inner}
-    wanted |= {"search_seed": search_seed, "seeds": seeds, "training": training.to_json(), "splits": outer.hash}
+    wanted |= {
+        "search_seed": search_seed,
+        "seeds": seeds,
+        "recipe": recipe,
+        "training": training.to_json(),
+        "splits": outer.hash,
+    }
     claim(out, wanted)
-    how: dict[str, Any] = {"inner": inner, "val": val, "seed": split_seed, "by_site": by_site, "seeds": seeds}
+    how: dict[str, Any] = {
+        "inner": inner,
+        "val": val,
+        "seed": split_seed,
+        "by_site": by_site,
+        "seeds": seeds,
+        "recipe": recipe,
+    }
     ray: dict[str, Any] = {"address": address, "cpus_per_job": cpus_per_job, "gpus_per_job": gpus_per_job}
     with ExitStack() as of_ray:
         calls: dict[str, Any] = {}
@@ -153,7 +169,7 @@ def tune(
                 results = run_trials(search, drawn, **ray, tell=tell)
             best = search.choose(results)
             tell(f"chosen: {best}")
-            run, settings = search.folder / RUN_FOLDER, best.trial.settings(training)
+            run, settings = search.folder / RUN_FOLDER, search.settings(best.trial)
             fit(**options, out=run, splits=outer, fold=k, training=settings, **calls)
     summary = summarise_search(out, len(outer))
     logarithmic = [name for name, of in found.items() if isinstance(of, Range) and of.log]

@@ -71,6 +71,7 @@ class Search:
     training: TrainingSettings  # what the trials share
     folder: Path
     seeds: int = 1
+    recipe: str | None = None  # where training began
 
     @staticmethod
     def of(
@@ -84,6 +85,7 @@ class Search:
         seed: int = 0,
         by_site: bool = False,
         seeds: int = 1,
+        recipe: str | None = None,
     ) -> Search:
         """Args:
         cohort: everybody.
@@ -93,10 +95,15 @@ class Search:
         inner: number of inner folds.
         val, seed, by_site: of their validation parts, see :func:`psamil.cohort.k_fold`.
         seeds: trainings per inner fold.
+        recipe: with which training began, whose settings may differ between models.
         """
         known = cohort.select(outer.train + outer.val)
         folds = k_fold(known, inner, val=val, seed=seed, by_site=by_site)
-        return Search(known, folds, training, folder, seeds)
+        return Search(known, folds, training, folder, seeds, recipe)
+
+    def settings(self, trial: Trial) -> TrainingSettings:
+        """Those of a trial."""
+        return trial.settings(self.training, self.recipe)
 
     def run(self, trial: Trial, after_step: Callable[[], None] = lambda: None) -> TrialResult:
         """Trains and tests on the inner folds, or goes on with it. A finished trial is not done again.
@@ -108,7 +115,7 @@ class Search:
         folder = self.folder / "trials" / f"trial-{trial.number}"
         how: dict[str, Any] = {"seeds": self.seeds, "on_step": lambda *_: after_step()}
         try:
-            cross_validate(self.cohort, self.inner, trial.settings(self.training), folder, **how)
+            cross_validate(self.cohort, self.inner, self.settings(trial), folder, **how)
         except OptionError as error:  # settings that do not go together, or with which training diverges
             return TrialResult(trial, f"failed: {error}")
         run = FinishedRun.load(folder)
@@ -136,7 +143,8 @@ class Search:
         ]
         write_table(self.folder / TRIALS_FILE, pd.DataFrame(rows))
         with atomic_write(self.folder / BEST_FILE) as temporary:
-            chosen = {"training": best.trial.settings(self.training).to_json()}
+            chosen = {"recipe": self.recipe} if self.recipe else {}
+            chosen |= {"training": self.settings(best.trial).to_json()}
             text = yaml.safe_dump(chosen, sort_keys=False, allow_unicode=True)
             temporary.write_text(f"# {best}\n{text}", encoding="utf-8")
         return best

@@ -25,6 +25,7 @@ from typing import Any, TypeAlias, get_type_hints
 import yaml
 
 from psamil.errors import DataError, OptionError
+from psamil.recipes import for_other_model
 from psamil.training.settings import TrainingSettings
 from psamil.training.tasks import TaskOptions
 
@@ -71,8 +72,15 @@ class Trial:
     number: int
     values: dict[str, Any]
 
-    def settings(self, training: TrainingSettings) -> TrainingSettings:
-        """Those of training with these values in their places. OptionError for values that do not fit together."""
+    def settings(self, training: TrainingSettings, recipe: str | None = None) -> TrainingSettings:
+        """Those of training with these values in their places. OptionError for values that do not fit together.
+
+        Of another model than that of ``training``, what the recipe has for the one gives way to what it has for the
+        other.
+        """
+        model = self.values.get("model", training.model)
+        if recipe is not None and model != training.model:
+            training = for_other_model(training, recipe, model)
         plain = training.to_json()
         for name, value in self.values.items():
             outer, _, inner = name.partition(".")

@@ -14,6 +14,7 @@ user win over it, one by one; options of the model too, but a preset of options 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,16 @@ def settings_of_recipe(recipe: str, model: str) -> TrainingSettings:
 def with_own_options(of_recipe: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
     """Options of a model: those of the user and, unless they name a preset, what else the recipe says."""
     return dict(own) if "preset" in own else {**of_recipe, **own}
+
+
+def for_other_model(training: TrainingSettings, recipe: str, model: str) -> TrainingSettings:
+    """Settings of another model by the same recipe, with everything in which ``training`` differs from it."""
+    was, now = settings_of_recipe(recipe, training.model), settings_of_recipe(recipe, model)
+    own = {of.name: getattr(training, of.name) for of in fields(training)}
+    own = {name: value for name, value in own.items() if value != getattr(was, name)}
+    given = was.model_options
+    options = {name: of for name, of in training.model_options.items() if name not in given or given[name] != of}
+    return replace(now, **{**own, "model": model, "model_options": with_own_options(now.model_options, options)})
 
 
 def _file(recipe: str, model: str) -> Path:
