@@ -45,6 +45,10 @@ CELLS = {"crc": "crc_codex_schurch2020", "tnbc": "tnbc_mibi_keren2018"}
 SLIDES = ("msi", "brca", "lung")
 METRICS = ("auc", "patch_auc", "froc_tile@6", "average_precision")
 OF_CELLS = {"head_dim": 16, "adapter_layers": 1, "k_init": [1.5, 2.5, 4.0], "k_max": 6.0}
+LINEAR: dict[str, dict[str, Any]] = {  # models that learn little else by the rates of the others
+    "mean": {"model_options": {"hidden": 0}, "epochs": 40, "lr": 0.05, "patience": 15},
+    "size": {"epochs": 40, "lr": 0.05, "patience": 15},
+}
 ABLATIONS: dict[str, dict[str, Any]] = {
     "psa": {},
     "psa, attention pooling": {"model_options": {"pooling": "linear"}},
@@ -100,6 +104,10 @@ def variants(which: str, names: list[str] | None, ablate: bool) -> dict[str, dic
         narrow["psa"] |= OF_CELLS
     models = [name for name in list_models() if which not in SLIDES or name in (*WITHOUT_POSITIONS, "psa")]
     found = {name: {"model": name, "model_options": narrow[name]} for name in models}
+    if which not in LESIONS:
+        found |= {name: {**found[name], **own} for name, own in LINEAR.items() if name in found}
+    if which in CELLS:  # half of what is known of a cell is its whole type
+        found = {name: {**of, "drop_features": 0.0} for name, of in found.items()}
     if which not in SLIDES:
         found["psa-shuffled"] = {**found["psa"], "positions": "shuffled"}
     return {name: found[name] for name in names or found}
@@ -132,6 +140,7 @@ if __name__ == "__main__":
     parser.add_argument(
         "--seeds", type=int, nargs="+", default=[0], help="of the slides that are drawn, or of the folds"
     )
+    parser.add_argument("--trainings", type=int, default=1, help="per fold, whose predictions are averaged")
     parser.add_argument("--models", nargs="+", metavar="NAME", help="these alone")
     parser.add_argument("--ablate", action="store_true", help="psa, one part of the recipe taken back at a time")
     arguments = parser.parse_args()
@@ -146,7 +155,7 @@ if __name__ == "__main__":
             epochs = settings_of_recipe(about.get("recipe", "context"), settings["model"]).epochs
             with TrainingProgress(Console(), epochs) as shown:
                 run_folder = arguments.out / f"{which}-{seed}" / name.replace(", ", "-").replace(" ", "_")
-                calls = {"report": shown.report, "on_step": shown.on_step}
+                calls = {"report": shown.report, "on_step": shown.on_step, "seeds": arguments.trainings}
                 run = fit(folder, folder / "labels.csv", run_folder, **{**about, **settings}, **calls)
             metrics = run.table
             means = {metric: metrics.loc[metric, "mean"] for metric in METRICS if metric in metrics.index}

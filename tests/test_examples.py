@@ -1,10 +1,13 @@
 import runpy
 from pathlib import Path
 
+import pandas as pd
 import torch
 
 from psamil.bag import PackedBags
 from psamil.cohort import Cohort
+from psamil.models import create_model, list_models
+from psamil.recipes import settings_of_recipe
 from psamil.training.saved_model import SavedModel
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -40,7 +43,7 @@ def test_kill_and_resume(tmp_path, capsys):
 
 def test_planted_ranges(tmp_path):
     example = runpy.run_path(str(EXAMPLES / "planted_ranges.py"))
-    run = example["train"](tmp_path, 2.0, "psa", folds=2, slides=12)
+    run = example["train"](tmp_path, 2.0, "psa", folds=2, slides=12, seed=0)
     cohort = Cohort.open(tmp_path / "cohort", tmp_path / "cohort" / "labels.csv", target="label")
     found = example["heads_of"](run, cohort, 2)
     assert [len(radii) for radii, _ in found] == [3, 3]
@@ -50,3 +53,23 @@ def test_planted_ranges(tmp_path):
     with example["without_head"](model, 1):
         assert not torch.equal(model(batch).logits, whole)
     assert torch.equal(model(batch).logits, whole)
+
+
+def test_recipes_put_to_the_test(monkeypatch):
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    example = runpy.run_path(str(EXAMPLES / "recipe.py"))
+    variants, table_of = example["variants"], example["table_of"]
+    assert {of["model"] for of in variants("lesions", None, False).values()} == set(list_models())
+    assert variants("crc", ["psa-shuffled"], False)["psa-shuffled"]["positions"] == "shuffled"
+    assert "gtp" not in variants("brca", None, False)  # needs positions
+    whole = settings_of_recipe("detection", "psa")
+    for name, own in variants("lesions", None, True).items():
+        changed = own.get("model_options") or {key: value for key, value in own.items() if key != "model"}
+        of_recipe = whole.model_options if "model_options" in own else whole.to_json()
+        assert name == "psa" or all(of_recipe[key] != value for key, value in changed.items()), name
+        create_model("psa", 4, 1, **{**whole.model_options, **own.get("model_options", {})})
+    of_seeds = [{"variant": "psa", "auc": auc, "low": 0.0, "high": 1.0} for auc in (0.8, 0.9)]
+    frame = pd.DataFrame([*of_seeds, {"variant": "mean", "auc": 0.95, "low": 0.9, "high": 1.0}])
+    table = table_of(frame)
+    assert list(table.columns[0].cells) == ["mean", "psa (2)"]
+    assert list(table.columns[1].cells) == ["0.950 (0.900 to 1.000)", "0.850 (0.215 to 1.485)"]  # t of one degree
