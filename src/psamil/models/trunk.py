@@ -6,8 +6,7 @@ r"""The trunk of PSA-MIL with an exchangeable spatial part, so that spatial part
 Pooling is z = sum_i softmax_i(a_i) x_i with a_i linear in x_i, as in the authors' code, or gated; a_i is returned as
 the score of tile i, and as its evidence the logits that it would have alone, head(x_i): those of the bag are
 sum_i softmax_i(a_i) head(x_i). With the pooling "evidence" there is no a_i: the weights are softmax_i(gamma head(x_i)),
-for each logit its own, with gamma > 0 learned, between the mean (0) and the maximum; the evidence is the score. gamma
-moves slowly, so that it matters where it begins: near the mean for what is all over a slide, at 1 for what is in places.
+for each logit its own, with gamma > 0 learned, between the mean (0) and the maximum; the evidence is the score.
 Attention is free to look at tiles that speak against the class, and then its scores point away from a lesion.
 
 What differs between models of this trunk is the attention, and whether positions are encoded before it: see
@@ -30,6 +29,7 @@ from psamil.spatial import Layout
 _AUTHORS = {"heads": 3, "depth": 1, "adapter_layers": 2, "mlp_ratio": 4, "pooling": "linear"}  # for all cohorts
 
 POOLINGS = ("linear", "gated", "evidence")
+FIRST_SHARPNESS = 1.0  # gamma; nearer to the mean, what a slide lacks is evidence as good as what it has
 
 PRESETS: dict[str, dict[str, Any]] = {
     "paper-crc": {**_AUTHORS, "head_dim": 96},
@@ -120,7 +120,6 @@ class Trunk(nn.Module):
         adapter_layers: 1 projects the features, every further layer adds a residual block.
         mlp_ratio: hidden width of the MLPs in model widths.
         pooling: "linear" as the authors, "gated", or "evidence".
-        sharpness: gamma of the pooling by evidence before training.
     """
 
     needs_layout = True
@@ -138,15 +137,12 @@ class Trunk(nn.Module):
         adapter_layers: int = 2,
         mlp_ratio: int = 4,
         pooling: str = "linear",
-        sharpness: float = 1.0,
     ) -> None:
         super().__init__()
         if min(in_dim, n_out, heads, head_dim, depth, adapter_layers, mlp_ratio) < 1:
             raise OptionError("in_dim, n_out, heads, head_dim, depth, adapter_layers and mlp_ratio must be at least 1")
         if pooling not in POOLINGS:
             raise one_of("pooling", pooling, POOLINGS)
-        if not sharpness > 0:
-            raise OptionError(f"sharpness must be positive, got {sharpness}")
         width = heads * head_dim
         self.in_dim = in_dim
         self.adapter = Adapter(in_dim, width, adapter_layers)
@@ -157,7 +153,7 @@ class Trunk(nn.Module):
         self.score: nn.Module | None = None
         self.log_sharpness: nn.Parameter | None = None
         if pooling == "evidence":
-            self.log_sharpness = nn.Parameter(torch.tensor(float(sharpness)).log())
+            self.log_sharpness = nn.Parameter(torch.tensor(FIRST_SHARPNESS).log())
         else:
             self.score = nn.Linear(width, 1) if pooling == "linear" else GatedScore(width)
         self.head = nn.Linear(width, n_out)
