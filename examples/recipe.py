@@ -12,7 +12,7 @@
 - ``msi``, ``brca``, ``lung``: TCGA slides without positions, 5 folds or the 10 published ones; by "context".
 
 Every model has the same recipe and about the same width; ``psa-shuffled`` is psa with tiles that exchange their places.
-``--ablate`` trains psa with one part of the recipe taken back at a time. A run that was stopped goes on. The table has
+``--ablate`` trains psa with one part of "detection" taken back at a time. A run that was stopped goes on. The table has
 the mean over seeds and a 95% interval by Student's t; for one seed the mean over folds, and an interval over patients.
 """
 
@@ -98,7 +98,7 @@ def slides(out: Path, data: Path, which: str, seed: int) -> tuple[Path, dict[str
 def variants(which: str, names: list[str] | None, ablate: bool) -> dict[str, dict[str, Any]]:
     """Settings of what is trained, by name."""
     if ablate:
-        return {name: {"model": "psa", **own} for name, own in ABLATIONS.items()}
+        return {name: {"model": "psa", **ABLATIONS[name]} for name in names or ABLATIONS}
     narrow = narrow_options(48 if which in CELLS else 96)
     if which in CELLS:
         narrow["psa"] |= OF_CELLS
@@ -106,8 +106,6 @@ def variants(which: str, names: list[str] | None, ablate: bool) -> dict[str, dic
     found = {name: {"model": name, "model_options": narrow[name]} for name in models}
     if which not in LESIONS:
         found |= {name: {**found[name], **own} for name, own in LINEAR.items() if name in found}
-    if which in CELLS:  # half of what is known of a cell is its whole type
-        found = {name: {**of, "drop_features": 0.0} for name, of in found.items()}
     if which not in SLIDES:
         found["psa-shuffled"] = {**found["psa"], "positions": "shuffled"}
     return {name: found[name] for name in names or found}
@@ -146,13 +144,17 @@ if __name__ == "__main__":
     arguments = parser.parse_args()
     torch.set_num_threads(1)  # tensors this small are fastest on one thread
     which = arguments.what
+    if arguments.ablate and which not in LESIONS:
+        parser.error("--ablate is for lesions and plain-lesions")
+    table = f"{which}{'-ablated' * arguments.ablate}-{'-'.join(map(str, arguments.seeds))}.csv"
     cohort_of = lesions if which in LESIONS else cells if which in CELLS else slides
     rows = []
     for seed in arguments.seeds:
         folder, about = cohort_of(arguments.out, arguments.data, which, seed)
         for name, settings in variants(which, arguments.models, arguments.ablate).items():
             print(f"{which} {seed} {name}")
-            epochs = settings_of_recipe(about.get("recipe", "context"), settings["model"]).epochs
+            of_recipe = settings_of_recipe(about.get("recipe", "context"), settings["model"])
+            epochs = settings.get("epochs", of_recipe.epochs)
             with TrainingProgress(Console(), epochs) as shown:
                 run_folder = arguments.out / f"{which}-{seed}" / name.replace(", ", "-").replace(" ", "_")
                 calls = {"report": shown.report, "on_step": shown.on_step, "seeds": arguments.trainings}
@@ -160,5 +162,5 @@ if __name__ == "__main__":
             metrics = run.table
             means = {metric: metrics.loc[metric, "mean"] for metric in METRICS if metric in metrics.index}
             rows.append({"seed": seed, "variant": name, **means, **metrics.loc["auc", ["low", "high"]].to_dict()})
-            pd.DataFrame(rows).to_csv(arguments.out / f"{which}-{'-'.join(map(str, arguments.seeds))}.csv", index=False)
+            pd.DataFrame(rows).to_csv(arguments.out / table, index=False)
     Console().print(table_of(pd.DataFrame(rows)))

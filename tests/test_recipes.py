@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 import yaml
@@ -13,7 +14,7 @@ from psamil.cli.study import Study
 from psamil.cohort import BagCache, Cohort, Split, simulate
 from psamil.errors import OptionError
 from psamil.evaluation.run_folder import read_run
-from psamil.recipes import FOLDER, SAME_AUTHORS, TRUNK_OF_PSA, for_other_model, settings_of_recipe, with_own_options
+from psamil.recipes import FOLDER, SAME_AUTHORS, TRUNK_OF_PSA, for_model, settings_of_recipe, with_own_options
 from psamil.training.fold import train_fold
 from psamil.training.settings import TrainingSettings
 from psamil.training.tasks import TaskOptions
@@ -110,12 +111,68 @@ def test_recipes_know_the_models_they_have_settings_for(recipe):
         ({}, {"heads": 3, "pooling": "evidence"}),
         ({"heads": 2}, {"heads": 2, "pooling": "evidence"}),
         ({"preset": "paper-crc", "tau": 0.1}, {"preset": "paper-crc", "tau": 0.1}),  # nothing of the recipe in it
+        ({"k_max": 10.0}, {"heads": 3, "pooling": "evidence", "k_max": 10.0}),  # the recipe's may lie beyond
+        ({"k_max": 10.0, "k_init": 4.0}, {"heads": 3, "pooling": "evidence", "k_max": 10.0, "k_init": 4.0}),
     ],
 )
 def test_own_options_win_one_by_one_but_a_preset_takes_the_place_of_all(own, expected):
     of_recipe = {"heads": 3, "pooling": "evidence"}
-    assert with_own_options(of_recipe, own) == expected
-    assert of_recipe == {"heads": 3, "pooling": "evidence"}
+    if "k_max" not in own and "preset" not in own:
+        expected = {**expected, "k_init": [3.0, 15.0]}
+    before = {**of_recipe, "k_init": [3.0, 15.0]}
+    assert with_own_options(before, own) == expected
+    assert before == {**of_recipe, "k_init": [3.0, 15.0]}
+
+
+def settings_on_the_command_line(folder, out, capsys, *options):
+    """What is trained with, from the run directory."""
+    where = [str(folder), str(folder / "labels.csv"), str(out), "--target", "label", "--folds", "2", "--fold", "0"]
+    with pytest.raises(SystemExit) as end:
+        main(["train", *where, "--cache", str(folder.parent / "cache"), *options, "--training.epochs", "1"])
+    assert end.value.code == 0
+    capsys.readouterr()
+    return read_run(out)["settings"]
+
+
+def test_a_preset_by_its_name_alone_is_not_mixed_with_the_recipe(folder, tmp_path, capsys):
+    given = ["--training.model_options.preset", "paper-demo"]
+    assert settings_on_the_command_line(folder, tmp_path / "run", capsys, *given)["model_options"] == {
+        "preset": "paper-demo"
+    }
+
+
+@pytest.mark.parametrize("model", ["psa", "abmil"])
+def test_printed_options_train_the_same(model, folder, tmp_path, capsys):
+    small = ["--training.model_options", '{"heads": 2, "head_dim": 4}' if model == "psa" else '{"hidden": 4}']
+    options = ["--recipe", "detection", "--training.model", model, *small]
+    with pytest.raises(SystemExit) as end:
+        main(["train", "f", "l", "o", *options, "--print_config"])
+    assert end.value.code in (None, 0)
+    printed = yaml.safe_load(capsys.readouterr().out)
+    assert (printed["training"]["negative_tiles"], printed["training"]["drop_features"]) == (1.0, 0.5)
+    file = tmp_path / "options.yaml"
+    kept = {name: printed[name] for name in ("recipe", "training")}
+    file.write_text(yaml.safe_dump(kept))
+    direct = settings_on_the_command_line(folder, tmp_path / "direct", capsys, *options)
+    assert settings_on_the_command_line(folder, tmp_path / "printed", capsys, "--config", str(file)) == direct
+
+
+def test_a_recipe_that_does_not_fit_the_outcome_is_refused_before_training(tmp_path, capsys):
+    labels = simulate(tmp_path / "cohort", slides=9, tiles=50, dim=4)
+    table = pd.read_csv(labels)
+    table["kind"] = [f"kind {i % 3}" for i in range(len(table))]
+    table.to_csv(labels, index=False)
+    with pytest.raises(OptionError, match="two classes"):
+        fit(
+            tmp_path / "cohort",
+            labels,
+            tmp_path / "run",
+            target="kind",
+            folds=3,
+            recipe="detection",
+            cache=tmp_path / "c",
+        )
+    assert not (tmp_path / "run" / "run.json").exists()
 
 
 def test_another_model_by_the_same_recipe_keeps_what_the_user_changed():
@@ -123,9 +180,11 @@ def test_another_model_by_the_same_recipe_keeps_what_the_user_changed():
     changed = replace(psa, lr=0.5, model_options={**psa.model_options, "head_dim": 8})
     local = settings_of_recipe("detection", "local")
     expected = replace(local, lr=0.5, model_options={**local.model_options, "head_dim": 8})
-    assert for_other_model(changed, "detection", "local") == expected
-    assert for_other_model(psa, "detection", "gtp") == settings_of_recipe("detection", "gtp")
-    assert for_other_model(changed, "detection", "psa") == changed
+    assert for_model(changed, "detection", "local", {}) == expected
+    assert for_model(psa, "detection", "gtp", {}) == settings_of_recipe("detection", "gtp")
+    assert for_model(changed, "detection", "psa", {}) == changed
+    with_preset = for_model(changed, "detection", "psa", {"preset": "paper-crc"})
+    assert with_preset.model_options == {"head_dim": 8, "preset": "paper-crc"}
 
 
 @pytest.mark.parametrize("way", ["python", "command line", "study"])

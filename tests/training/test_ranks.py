@@ -87,7 +87,7 @@ def sum_of_gradients(ranks, tell):
         model[1].grad = torch.full((3, 1), 7.0)
     ranks.sum_gradients(model)
     model.register_buffer("seen", torch.tensor(ranks.rank + 5))
-    ranks.take_buffers_of_first(model)
+    ranks.take_tensors_of_first(model.buffers())
     found = [None if p.grad is None else p.grad.tolist() for p in model.parameters()]
     everything = ranks.gather((found, model.seen.item(), ranks.share("abcde")))
     if ranks.is_first:

@@ -37,6 +37,7 @@ from psamil.recipes import DEFAULT_RECIPE, RECIPES, settings_of_recipe, with_own
 from psamil.slides.procedural import draw_slides
 from psamil.training.settings import TrainingSettings
 
+PRINT_CONFIG = "--print_config"
 VERBS: dict[str, Any] = {
     "extract": extract,
     "inspect": inspect,
@@ -82,18 +83,20 @@ def main(args: Sequence[str] | None = None) -> None:
 def _chosen(plain: Sequence[str]) -> tuple[Callable[..., Any], dict[str, Any]]:
     """The verb and its options. Settings of training that the user does not give are those of the recipe."""
     parser = _parser(settings_of_recipe(DEFAULT_RECIPE, TrainingSettings.model))
-    options = parser.parse_args(plain)
-    verb = VERBS[options.verb]
-    recipe, training = (options[options.verb].get(name) for name in ("recipe", "training"))
-    if recipe is None:
-        chosen = vars(parser.instantiate(options)[options.verb])
-    else:
-        of_recipe = settings_of_recipe(recipe, training.model)
-        parser = _parser(of_recipe)
-        chosen = vars(parser.instantiate(parser.parse_args(plain))[options.verb])
-        of_model = with_own_options(of_recipe.model_options, chosen["training"].model_options)
-        chosen["training"] = replace(chosen["training"], model_options=of_model)
+    given = parser.parse_args([word for word in plain if not word.startswith(PRINT_CONFIG)], defaults=False)
+    verb = VERBS[given.verb]
     taken = introspection.signature(verb).parameters
+    own = given[given.verb]
+    recipe = own.get("recipe") or DEFAULT_RECIPE
+    if "training" in taken:
+        of_recipe = settings_of_recipe(recipe, own.get("training.model") or TrainingSettings.model)
+        parser = _parser(of_recipe)
+    if any(word.startswith(PRINT_CONFIG) for word in plain):
+        parser.parse_args(plain)  # prints, and ends
+    chosen = vars(parser.instantiate(parser.parse_object(given))[given.verb])
+    if "training" in taken:
+        of_model = with_own_options(of_recipe.model_options, chosen["training"].model_options)
+        chosen |= {"training": replace(chosen["training"], model_options=of_model), "recipe": recipe}
     return verb, {name: value for name, value in chosen.items() if name in taken}
 
 
@@ -125,7 +128,8 @@ def _parser(training: TrainingSettings = TrainingSettings()) -> Any:  # noqa: B0
             text = f"settings of training to begin with: {recipes}"
             if "recipe" not in parameters:
                 of_verb.add_argument("--recipe", default=DEFAULT_RECIPE, help=text)
-            of_verb.set_defaults(training=training.to_json())
+            # options of the model are merged later: a preset takes the place of the recipe's
+            of_verb.set_defaults(training={**training.to_json(), "model_options": {}})
         verbs.add_subcommand(name, of_verb, help=summary)
     return parser
 

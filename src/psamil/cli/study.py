@@ -184,7 +184,7 @@ def _model(path: Path, name: Any, own: Any, training: Mapping[str, Any], recipe:
     if not re.fullmatch(r"\w[\w .+-]*", str(name)):
         raise DataError(path, f"{where} cannot be the name of a folder", "use letters, digits and . + - _")
     settings = _merged(training, _mapping(path, where, own))
-    recipe = settings.pop("recipe", recipe)
+    recipe = settings.pop("recipe", None) or recipe
     _refuse_unknown(path, f"setting of {where}", settings, _settings())
     if "model" not in settings:
         _refuse_unknown(path, f"model (name it, as in {name}: {{model: psa}})", [str(name)], list_models())

@@ -25,7 +25,7 @@ from typing import Any, TypeAlias, get_type_hints
 import yaml
 
 from psamil.errors import DataError, OptionError
-from psamil.recipes import for_other_model
+from psamil.recipes import for_model
 from psamil.training.settings import TrainingSettings
 from psamil.training.tasks import TaskOptions
 
@@ -75,12 +75,14 @@ class Trial:
     def settings(self, training: TrainingSettings, recipe: str | None = None) -> TrainingSettings:
         """Those of training with these values in their places. OptionError for values that do not fit together.
 
-        Of another model than that of ``training``, what the recipe has for the one gives way to what it has for the
-        other.
+        What the recipe with which ``training`` began has for its model gives way to what it has for that of the trial,
+        or to a preset.
         """
-        model = self.values.get("model", training.model)
-        if recipe is not None and model != training.model:
-            training = for_other_model(training, recipe, model)
+        if recipe is not None:
+            options = {
+                name.partition(".")[2]: of for name, of in self.values.items() if name.startswith("model_options.")
+            }
+            training = for_model(training, recipe, self.values.get("model", training.model), options)
         plain = training.to_json()
         for name, value in self.values.items():
             outer, _, inner = name.partition(".")

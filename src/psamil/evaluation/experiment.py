@@ -45,6 +45,7 @@ from psamil.files import Lock, atomic_write, escape_cell, read_json, without_nan
 from psamil.training.devices import new_fabric
 from psamil.training.fold import HISTORY_FILE, MODEL_FILE, new_model, train_fold, width_of_features
 from psamil.training.loggers import check_loggers, with_logs
+from psamil.training.objective import NO_NEGATIVES
 from psamil.training.prediction import loader_for, predict_logits
 from psamil.training.saved_model import SavedModel
 from psamil.training.settings import TrainingSettings
@@ -192,10 +193,13 @@ def _check(cohort: Cohort, splits: Splits, settings: TrainingSettings, folds: Se
     """Finds out before the first epoch what would stop the last fold."""
     new_model(settings, width_of_features(cohort), 1)
     for k in folds:
+        training = cohort.select(splits[k].train).outcome
         try:
-            Task.fit(cohort.select(splits[k].train).outcome, **asdict(settings.task))
+            task = Task.fit(training, **asdict(settings.task))
         except DataError as error:
             raise DataError(f"fold {k}, {error.path}", error.cause, error.remedy) from error
+        if settings.negative_tiles and task.absent(task.targets(training)) is None:
+            raise OptionError(NO_NEGATIVES)
 
 
 def _remove_abandoned(folder: Path) -> None:

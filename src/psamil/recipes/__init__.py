@@ -48,18 +48,26 @@ def settings_of_recipe(recipe: str, model: str) -> TrainingSettings:
 
 
 def with_own_options(of_recipe: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of a model: those of the user and, unless they name a preset, what else the recipe says."""
-    return dict(own) if "preset" in own else {**of_recipe, **own}
+    """Options of a model: those of the user and, unless they name a preset, what else the recipe says.
+
+    First radii of the recipe may lie outside of bounds of the user, and give way to them.
+    """
+    if "preset" in own:
+        return dict(own)
+    has_bounds = "k_min" in own or "k_max" in own
+    return {**{name: value for name, value in of_recipe.items() if not (has_bounds and name == "k_init")}, **own}
 
 
-def for_other_model(training: TrainingSettings, recipe: str, model: str) -> TrainingSettings:
-    """Settings of another model by the same recipe, with everything in which ``training`` differs from it."""
+def for_model(training: TrainingSettings, recipe: str, model: str, options: Mapping[str, Any]) -> TrainingSettings:
+    """Settings of a model, maybe another one, by the recipe with which ``training`` began: with everything in which
+    that differs from the recipe, and with these options."""
     was, now = settings_of_recipe(recipe, training.model), settings_of_recipe(recipe, model)
     own = {of.name: getattr(training, of.name) for of in fields(training)}
     own = {name: value for name, value in own.items() if value != getattr(was, name)}
-    given = was.model_options
-    options = {name: of for name, of in training.model_options.items() if name not in given or given[name] != of}
-    return replace(now, **{**own, "model": model, "model_options": with_own_options(now.model_options, options)})
+    known = was.model_options
+    changed = {name: of for name, of in training.model_options.items() if name not in known or known[name] != of}
+    of_model = with_own_options(now.model_options, {**changed, **options})
+    return replace(now, **{**own, "model": model, "model_options": of_model})
 
 
 def _file(recipe: str, model: str) -> Path:

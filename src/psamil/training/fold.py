@@ -249,7 +249,9 @@ class _Training:
                 if self.ranks.is_first:
                     done = {"epoch": epoch, "step": step, "steps": len(steps), "loss": loss_sum / len(batch)}
                     self.tell("step", done)
-        self.ranks.take_buffers_of_first(self.model)
+        self.ranks.take_tensors_of_first(self.model.buffers())
+        if self.average is not None:
+            self.ranks.take_tensors_of_first(self.average.mean.values())
         if epoch == 0:
             steps_um = {name: length for of in self.ranks.gather(self.loader.steps_um) for name, length in of.items()}
             known = [length for length in steps_um.values() if length is not None]

@@ -18,6 +18,9 @@ from psamil.errors import OptionError
 from psamil.models.segments import segment_mean
 from psamil.training.tasks import Task
 
+NO_NEGATIVES = "negative_tiles (of the recipe 'detection') is for two classes, or for labels; set it to 0"
+NO_EVIDENCE = "negative_tiles is for models that give evidence of tiles, which this one does not; set it to 0"
+
 
 class Pass:
     """What goes through the objective at once. Not a dataclass: fabric would try to take it apart."""
@@ -52,8 +55,8 @@ class Objective(nn.Module):
 def negative_tile_loss(evidence: Tensor | None, absent: Tensor | None, batch: PackedBags) -> Tensor:
     """N of the module, from (n, n_out) evidence of tiles and (b, n_out) what the bags of the batch lack."""
     if absent is None:
-        raise OptionError("negative_tiles is for two classes, or for labels; set it to 0")
+        raise OptionError(NO_NEGATIVES)
     if evidence is None:
-        raise OptionError("negative_tiles is for models that give evidence of tiles, which this one does not")
+        raise OptionError(NO_EVIDENCE)
     of_bags = segment_mean(nn.functional.softplus(evidence), batch.bag_of_tile, len(batch))
     return (of_bags * absent).mean()

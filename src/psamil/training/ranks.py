@@ -17,14 +17,14 @@ import signal
 import tempfile
 import threading
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing import connection, get_context, parent_process
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from torch import distributed, nn
+from torch import Tensor, distributed, nn
 from torch._C._distributed_c10d import FileStore
 
 from psamil.errors import PsamilError
@@ -71,11 +71,11 @@ class Ranks:
         for parameter, piece, count in zip(parameters, pieces, summed[: len(parameters)].tolist(), strict=True):
             parameter.grad = piece.view_as(parameter) if count else None
 
-    def take_buffers_of_first(self, model: nn.Module) -> None:
-        """For buffers that change while a model trains, and then differ between shares."""
+    def take_tensors_of_first(self, tensors: Iterable[Tensor]) -> None:
+        """For buffers of a model that change while it trains, and then differ between shares."""
         if self.size > 1:
-            for buffer in model.buffers():
-                distributed.broadcast(buffer, src=0)
+            for tensor in tensors:
+                distributed.broadcast(tensor, src=0)
 
 
 def run_on_ranks(size: int, work: Callable[[Ranks, Tell], None], calls: Mapping[str, Callable[[Any], None]]) -> None:
