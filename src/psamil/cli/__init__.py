@@ -100,7 +100,7 @@ def _chosen(plain: Sequence[str]) -> tuple[Callable[..., Any], dict[str, Any]]:
     return verb, {name: value for name, value in chosen.items() if name in taken}
 
 
-def _parser(training: TrainingSettings = TrainingSettings()) -> Any:  # noqa: B008 (frozen)
+def _parser(training: TrainingSettings) -> Any:
     """With these settings of training as those that hold where the user gives none."""
     from jsonargparse import ArgumentParser
 
