@@ -1,4 +1,4 @@
-"""Graph attention along edges: against dense attention with a mask."""
+"""Graph attention along edges: against dense attention with a mask, and torch-geometric."""
 
 import pytest
 import torch
@@ -43,6 +43,29 @@ def test_against_dense_attention_with_gradients() -> None:
     gradients = torch.autograd.grad((actual * weight).sum(), inputs)
     for a, b in zip(gradients, torch.autograd.grad((expected * weight).sum(), inputs), strict=True):
         torch.testing.assert_close(a, b)
+
+
+def test_against_torch_geometric_with_gradients() -> None:
+    nn = pytest.importorskip("torch_geometric.nn")
+    layer, (x, pairs) = attention(), graph()
+    theirs = nn.GATConv(5, 4, heads=3, concat=False).double()
+    theirs.load_state_dict(
+        {
+            "lin.weight": layer.project.weight,
+            "att_src": layer.sender[None],
+            "att_dst": layer.receiver[None],
+            "bias": layer.bias,
+        }
+    )
+    x.requires_grad_()
+    actual, expected = layer(x, pairs), theirs(x, pairs.flip(0))  # it has the sender above
+    torch.testing.assert_close(actual, expected)
+    weight = torch.randn(actual.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    ours = x, layer.project.weight, layer.sender, layer.receiver, layer.bias
+    same = x, theirs.lin.weight, theirs.att_src, theirs.att_dst, theirs.bias
+    gradients = torch.autograd.grad((actual * weight).sum(), ours)
+    for a, b in zip(gradients, torch.autograd.grad((expected * weight).sum(), same), strict=True):
+        torch.testing.assert_close(a, b.reshape(a.shape))
 
 
 def test_order_of_edges_does_not_matter() -> None:

@@ -12,12 +12,7 @@ from psamil.models import check_model
 from psamil.models.adjacency import Adjacency
 from psamil.models.gtp import min_cut_losses
 from tests.models.cases import bags_at
-
-XY = torch.tensor([[0.0, 0], [1, 0], [2, 0], [2, 1], [3, 2], [0, 1], [4, 2]])
-
-
-def wave(*shape: int, k: float = 1.0) -> Tensor:
-    return torch.sin(k * torch.arange(1, 1 + math.prod(shape), dtype=torch.float64)).reshape(shape)
+from tests.models.outside import XY, wave
 
 
 def model_of(in_dim: int = 6, n_out: int = 3, **options: object) -> torch.nn.Module:
@@ -112,12 +107,19 @@ def test_sizes() -> None:
     assert not model.convolution.linear.bias.any()
 
 
-def test_losses_against_torch_geometric() -> None:
-    # torch_geometric 2.8.1: dense_mincut_pool(wave(7, 2)[None], A[None], wave(7, 3, k=0.9)[None]), float64
-    batch = PackedBags.of(Bag(wave(7, 2), XY))
-    cut, balance = min_cut_losses(wave(7, 3, k=0.9).softmax(1), Adjacency.of(batch), batch)
-    torch.testing.assert_close(cut, torch.tensor([-0.8364391652912071]).double())
-    torch.testing.assert_close(balance, torch.tensor([0.8007017099763383]).double())
+@pytest.mark.parametrize("seed", range(5))
+def test_losses_against_torch_geometric(seed: int) -> None:
+    nn = pytest.importorskip("torch_geometric.nn")
+    generator = torch.Generator().manual_seed(seed)
+    tiles = torch.randperm(100, generator=generator)[: 20 + 5 * seed]
+    bag = Bag(torch.zeros(len(tiles), 1), torch.stack((tiles // 10, tiles % 10), 1).double())
+    logits = torch.randn(bag.n, 4, generator=generator, dtype=torch.float64)
+    batch = PackedBags.of(bag)
+    cut, balance = min_cut_losses(logits.softmax(1), Adjacency.of(batch), batch)
+    _, _, *expected = nn.dense_mincut_pool(
+        bag.features[None].double(), dense_adjacency(bag)[None].double(), logits[None]
+    )
+    torch.testing.assert_close(torch.stack((cut[0], balance[0])), torch.stack(expected))
 
 
 def test_losses_by_hand() -> None:

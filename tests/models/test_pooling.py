@@ -6,6 +6,7 @@ import torch
 from psamil import Bag, PackedBags, create_model, list_models
 from psamil.errors import OptionError, ShapeError
 from psamil.models import check_model
+from tests.models.outside import XY, by_torchmil, fill, wave
 
 MODELS = ["mean", "max", "abmil", "abmil plain"]
 SIZES = (5, 0, 1, 7)
@@ -58,6 +59,18 @@ def test_against_a_loop_over_bags(name: str, hidden: int) -> None:
             expected = weight @ (model.score(h)[:, 0].softmax(0) @ h) + bias
         torch.testing.assert_close(logits, expected)
         torch.testing.assert_close(scores, model.score(h)[:, 0] if "abmil" in name else tile_logits.amax(1))
+
+
+@pytest.mark.parametrize("kind", ["plain", "gated"])
+def test_abmil_against_torchmil(kind: str) -> None:
+    model = create_model("abmil", 8, 1, hidden=0, attention_dim=3, gated=kind == "gated").double()
+    of_score, of_head = list(model.score.parameters()), list(model.head.parameters())
+    last, bias = of_score[-2:]  # torchmil has no such bias: it changes the scores, and not the attention
+    bias.data.zero_()
+    fill([*of_score[:2], last, *of_score[2:-2], *of_head])
+    out, expected = model(PackedBags.of(Bag(wave(7, 8, k=0.37), XY))), by_torchmil(f"abmil {kind}")
+    torch.testing.assert_close(out.logits[:, 0], expected["logits"])
+    torch.testing.assert_close(out.tile_scores, expected["f"])
 
 
 def test_attention_scores() -> None:

@@ -11,63 +11,7 @@ from psamil.errors import OptionError
 from psamil.models import check_model
 from psamil.models.adjacency import Adjacency
 from psamil.models.smoothing import Smooth
-
-# Tiles of the values below. All have neighbours: there torchmil and this package agree.
-XY = torch.tensor([[0.0, 0], [1, 0], [2, 0], [2, 1], [3, 2], [0, 1], [4, 2]])
-
-# torchmil 1.0.2: torchmil.nn.sm.Sm(mode=...)(wave(7, 2)[None], A_hat[None]), float64
-TORCHMIL_SM = {
-    ("approximate", 0.5): [
-        [0.322598456, 0.338159361],
-        [0.030316849, -0.319319198],
-        [-0.406534986, -0.109679016],
-        [0.331073840, 0.423871569],
-        [0.397583536, -0.011997517],
-        [-0.413987075, -0.240189604],
-        [0.350692901, 0.491215697],
-    ],
-    ("exact", 0.9): [
-        [0.081354059, 0.069642601],
-        [0.055771647, -0.024369960],
-        [-0.024344978, 0.013145642],
-        [0.146427829, 0.132930177],
-        [0.204625436, 0.096607430],
-        [-0.045643265, -0.030072595],
-        [0.172239534, 0.160541327],
-    ],
-}
-# torchmil 1.0.2: SmAttentionPool(8, 3, act="tanh", sm_where=...) with parameter i, counted with the coefficient of Sm,
-# 0.5 wave(shape, k=i + 0.7) for weights and 0.3 wave(shape, k=i + 0.3) for biases, on wave(7, 8, k=0.37): z, then f
-TORCHMIL_POOL = {
-    "early": (
-        [-0.013556180, 0.005974080, 0.024695777, 0.040075016, 0.050030290, 0.053214199, 0.049195815, 0.038519009],
-        [-0.263908355, -0.256868648, -0.282299884, -0.260863139, -0.296738563, -0.234359129, -0.296062457],
-    ),
-    "mid": (
-        [-0.013865364, 0.027664482, 0.065450070, 0.094377299, 0.110531002, 0.111724853, 0.097797270, 0.070633284],
-        [-0.247640696, -0.294747713, -0.261003636, -0.276884152, -0.302250912, -0.218697579, -0.259964642],
-    ),
-    "late": (
-        [-0.014654126, 0.027311267, 0.065580209, 0.094973177, 0.111511971, 0.112958142, 0.099115960, 0.071858896],
-        [-0.244561592, -0.293169740, -0.255610944, -0.268644692, -0.292764585, -0.214718114, -0.248871535],
-    ),
-}
-# the same after SmTransformerEncoder(8, att_dim=8, n_heads=4, n_layers=2, add_self=True), filled in the same way
-TORCHMIL_TRANSFORMER = (
-    [0.229825861, -0.306681215, 0.037598958, -0.110131936, 0.011656168, 0.228399431, -0.154285251, 0.281558717],
-    [-0.200100494, -0.199414597, -0.245283682, -0.216898711, -0.269065806, -0.194785570, -0.278715383],
-)
-
-
-def wave(*shape: int, k: float = 1.0) -> Tensor:
-    return torch.sin(k * torch.arange(1, 1 + math.prod(shape), dtype=torch.float64)).reshape(shape)
-
-
-def fill(parameters: list[Tensor | None]) -> None:
-    for i, parameter in enumerate(parameters):
-        if parameter is not None:
-            size, shift = (0.5, 0.7) if parameter.ndim > 1 else (0.3, 0.3)
-            parameter.data = size * wave(*parameter.shape, k=i + shift)
+from tests.models.outside import XY, by_torchmil, fill, wave
 
 
 def adjacency_of(xy: Tensor) -> Adjacency:
@@ -115,10 +59,10 @@ def bags(in_dim: int = 6) -> list[Bag]:
     ]
 
 
-@pytest.mark.parametrize(("mode", "alpha"), TORCHMIL_SM)
+@pytest.mark.parametrize(("mode", "alpha"), [("approximate", 0.5), ("exact", 0.9)])
 def test_operator_against_torchmil(mode: str, alpha: float) -> None:
     g = Smooth(mode=mode, alpha=alpha).double()(wave(7, 2), adjacency_of(XY))
-    torch.testing.assert_close(g, torch.tensor(TORCHMIL_SM[mode, alpha], dtype=torch.float64), rtol=0, atol=1e-8)
+    torch.testing.assert_close(g, by_torchmil(f"sm {mode} {alpha}")["g"], rtol=0, atol=1e-8)
 
 
 def test_two_tiles_by_hand() -> None:
@@ -171,9 +115,9 @@ def test_pooling_against_torchmil(where: str) -> None:
     fill([None, model.score.project.weight, model.score.project.bias, model.score.score.weight])
     model.head.weight.data, model.head.bias.data = torch.eye(8).double(), torch.zeros(8).double()
     out = model(PackedBags.of(Bag(wave(7, 8, k=0.37), XY)))
-    z, f = (torch.tensor(values, dtype=torch.float64) for values in TORCHMIL_POOL[where])
-    torch.testing.assert_close(out.logits[0], z, rtol=0, atol=1e-8)
-    torch.testing.assert_close(out.tile_scores, f, rtol=0, atol=1e-8)
+    expected = by_torchmil(f"sm pool {where}")
+    torch.testing.assert_close(out.logits[0], expected["z"])
+    torch.testing.assert_close(out.tile_scores, expected["f"])
 
 
 def test_transformer_against_torchmil() -> None:
@@ -186,9 +130,9 @@ def test_transformer_against_torchmil() -> None:
     fill(filled + list(model.norm.parameters()))
     model.head.weight.data, model.head.bias.data = torch.eye(8).double(), torch.zeros(8).double()
     out = model(PackedBags.of(Bag(wave(7, 8, k=0.37), XY)))
-    z, f = (torch.tensor(values, dtype=torch.float64) for values in TORCHMIL_TRANSFORMER)
-    torch.testing.assert_close(out.logits[0], z, rtol=0, atol=1e-8)
-    torch.testing.assert_close(out.tile_scores, f, rtol=0, atol=1e-8)
+    expected = by_torchmil("sm transformer")
+    torch.testing.assert_close(out.logits[0], expected["z"])
+    torch.testing.assert_close(out.tile_scores, expected["f"])
 
 
 def dense_model(model: torch.nn.Module, bag: Bag) -> tuple[Tensor, Tensor]:
