@@ -299,7 +299,9 @@ def _claim(
     with Lock(run / ".lock", wait_s=WAIT_S):
         if (run / RUN_FILE).exists():
             found = read_json(run / RUN_FILE)
-            differing = [name for name in wanted if found.get(name) != wanted[name]]
+            differing = [
+                _named(name, found.get(name), wanted[name]) for name in wanted if found.get(name) != wanted[name]
+            ]
             if differing:
                 cause = f"is a run with other {', '.join(differing)}"
                 remedy = "choose a new folder, or the options it was made with (they are in run.json)"
@@ -314,6 +316,14 @@ def _claim(
             write_json(run / RUN_FILE, {**wanted, **_environment(), **about, **who})
         if not (run / SPLITS_FILE).exists():  # new, or killed in between
             splits.save(run / SPLITS_FILE)
+
+
+def _named(name: str, found: Any, wanted: Any) -> str:
+    """What differs, with its parts: "settings (lr, epochs)"."""
+    if not isinstance(found, dict) or not isinstance(wanted, dict):
+        return name
+    parts = [key for key in {**found, **wanted} if found.get(key) != wanted.get(key)]
+    return f"{name} ({', '.join(parts)})"
 
 
 def _reading(cohort: Cohort) -> dict[str, Any]:
