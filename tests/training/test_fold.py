@@ -394,6 +394,7 @@ def test_going_on_in_other_precisions(cohort, split, tmp_path, precision):
         ({"model_options": {"hidden": -3}}, "hidden at least 0"),
         ({"precision": "16-mixed", "accelerator": "cpu"}, "precision '16-mixed' cannot be used on a CPU; take 'bf16"),
         ({"accelerator": "abacus"}, "accelerator 'abacus' cannot be used here"),
+        ({"accelerator": "tpu"}, "accelerator 'tpu' cannot be used here"),
     ],
 )
 def test_options_that_cannot_be_used(cohort, split, tmp_path, setting, message):

@@ -32,5 +32,5 @@ def _fabric(settings: TrainingSettings, devices: int | list[int], precision: str
 
     try:
         return Fabric(accelerator=settings.accelerator, devices=devices, precision=precision)  # type: ignore[arg-type]
-    except (ValueError, RuntimeError) as error:
+    except (ImportError, ValueError, RuntimeError) as error:
         raise OptionError(f"accelerator {settings.accelerator!r} cannot be used here: {error}") from error
