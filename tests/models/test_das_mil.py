@@ -69,7 +69,7 @@ def reference(model: DASMIL, bag: Bag, side: int) -> dict[str, Tensor]:
     p, q = (high.detach() / model.temperature).sigmoid(), (low / model.temperature).sigmoid()
     return {
         "logits": high,
-        "scores": tile_logits.amax(1),
+        "scores": tile_logits.amax(1) - (tile_logits.mean(1) if tile_logits.shape[1] > 1 else 0),
         "highest tile": tile_logits.amax(0),
         "highest parent": parent_logits.amax(0),
         "parents": low,

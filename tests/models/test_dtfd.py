@@ -71,7 +71,8 @@ def by_loops(model: DTFD, parts: list[Bag], pseudo_bag: list[Tensor], n_out: int
             slide = attention(model.tier2, vectors).softmax(0) @ vectors
         logits.append(as_outputs(model.tier2.head.weight @ slide + model.tier2.head.bias, n_out))
         a = attention(model.tier1, h).softmax(0)
-        cam = [as_outputs(C @ (part.n * weight * tile), n_out).max() for weight, tile in zip(a, h, strict=True)]
+        activations = [as_outputs(C @ (part.n * weight * tile), n_out) for weight, tile in zip(a, h, strict=True)]
+        cam = [of.max() - (of.mean() if n_out > 1 else 0) for of in activations]
         scores += cam
     return torch.stack(logits), of_pseudo_bags, scores
 

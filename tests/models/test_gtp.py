@@ -67,13 +67,14 @@ def dense_scores(model: torch.nn.Module, s: Tensor, nodes: Tensor) -> Tensor:
     logits, weights = dense_logits(model, nodes.requires_grad_())
     relevance = torch.eye(1 + len(nodes), dtype=nodes.dtype)
     for of_block in weights:
-        gradients = torch.autograd.grad(logits.max(), of_block, retain_graph=True)
+        gradients = torch.autograd.grad(logits.max() - logits.mean(), of_block, retain_graph=True)
         heads = [(p * g).clamp(min=0) for p, g in zip(of_block, gradients, strict=True)]
         relevance = relevance + sum(heads) / len(heads) @ relevance
     c = (s @ relevance[0, 1:]).detach()
+    probability = logits.detach().softmax(0).max()
     if len(c) < 2:
-        return logits.max().detach().sigmoid().expand(len(c))
-    return logits.max().detach().sigmoid() * (c - c.min()) / (c.max() - c.min())
+        return probability.expand(len(c))
+    return probability * (c - c.min()) / (c.max() - c.min())
 
 
 def dense_model(model: torch.nn.Module, parts: list[Bag], training: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:

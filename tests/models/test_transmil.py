@@ -91,8 +91,19 @@ def by_steps(model: TransMIL, bag: Bag) -> tuple[Tensor, Tensor]:
         h = torch.cat((h[:1], h[1:] + around[at]))
     normed = model.norms[1](h)
     scores = torch.empty(n, dtype=h.dtype)
-    scores[order] = n * class_attention(model.attentions[1], normed)[1 : n + 1]
+    length = math.ceil(len(h) / model.attentions[1].landmarks) * model.attentions[1].landmarks
+    scores[order] = length * class_attention(model.attentions[1], normed)[1 : n + 1]
     return model.head(model.norm((h + model.attentions[1](normed))[0])), scores
+
+
+@pytest.mark.parametrize("grid", ["file", "lattice"])
+@pytest.mark.parametrize("n", [4, 60, 255, 300, 1000])
+def test_an_equal_share_is_1_whatever_the_size(grid: str, n: int) -> None:
+    torch.manual_seed(0)
+    model = create_model("transmil", 6, 1, width=32, heads=2, grid=grid).eval()
+    xy = torch.stack((torch.arange(n) % 16, torch.arange(n) // 16), 1).float()
+    scores = model(PackedBags.of(Bag(torch.randn(n, 6), xy))).tile_scores
+    assert float(scores.mean()) == pytest.approx(1.0, abs=0.15)
 
 
 @pytest.mark.parametrize("grid", ["file", "lattice"])

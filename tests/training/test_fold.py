@@ -11,11 +11,14 @@ import torch
 from psamil.bag import PackedBags
 from psamil.cohort import BagCache, Cohort, Split, simulate
 from psamil.errors import DataError, OptionError
+from psamil.models import ibmil
+from psamil.models.ibmil import confounder_dictionary
 from psamil.models.pooling import MeanPooling
 from psamil.training import fold
 from psamil.training.class_tasks import ClassificationTask
 from psamil.training.fold import HISTORY_FILE, MODEL_FILE, STATE_FILE, train_fold
 from psamil.training.prediction import loader_for, predict_logits
+from psamil.training.regularisation import WeightAverage
 from psamil.training.saved_model import SavedModel
 from psamil.training.settings import TrainingSettings, lr_factor
 from psamil.training.state import read_tensors, without_prefix
@@ -249,6 +252,30 @@ def test_averaged_weights_are_kept_and_others_trained(cohort, split, tmp_path):
         cohort, Split(split.train, (), split.test), replace(everything, average_epochs=0.0), tmp_path / "unaveraged"
     )
     assert_same_bits(weights(unaveraged), trained)
+
+
+@pytest.mark.parametrize("validated", [True, False])
+def test_an_average_is_of_one_stage_and_leaves_dictionaries_alone(cohort, split, monkeypatch, tmp_path, validated):
+    made, steps = [], []
+
+    def recorded(*args):
+        made.append(confounder_dictionary(*args))
+        return made[-1]
+
+    def add(average, model):
+        WeightAverage.add(average, model)
+        steps.append(average.steps)
+
+    monkeypatch.setattr(ibmil, "confounder_dictionary", recorded)
+    monkeypatch.setattr(fold, "WeightAverage", type("Recorded", (WeightAverage,), {"add": add}))
+    settings = TrainingSettings(
+        model="ibmil", model_options={"confounders": 2}, epochs=4, patience=None, lr=0.01, average_epochs=1.0
+    )
+    parts = split if validated else Split(split.train, (), split.test)
+    model = train_fold(cohort, parts, settings, tmp_path / "run").model
+    torch.testing.assert_close(model.dictionary, made[0], rtol=0, atol=0)
+    per_epoch = len(steps) // 4
+    assert steps == [*range(1, per_epoch + 1)] * 2 + [*range(1, 2 * per_epoch + 1)]
 
 
 def test_dropped_features_are_drawn_anew_in_each_step_and_not_in_validation(cohort, split, monkeypatch, tmp_path):

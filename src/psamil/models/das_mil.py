@@ -23,9 +23,9 @@ tiles' head and l' of the parents' head,
 in which what the tiles' head says as a teacher (s and l in the last two) has no gradient. In training, each graph
 attention leaves out the edges of a random half of the nodes.
 
-The score of a tile is its own largest logit, max_c s_ic. The authors show the attention softmax_i(...) instead, min-max
-scaled and set to zero on slides that are predicted negative: it compares tiles with the critical tile of their own
-slide, and means nothing across slides.
+The score of a tile is its own largest logit, max_c s_ic (of three classes and more, over their mean). The authors show
+the attention softmax_i(...) instead, min-max scaled and set to zero on slides that are predicted negative: it compares
+tiles with the critical tile of their own slide, and means nothing across slides.
 
 Time and memory O(n): all sums go along edges.
 
@@ -47,7 +47,7 @@ from psamil.models.output import ExtraPrediction, ModelOutput
 from psamil.models.registry import register_model
 from psamil.models.scales import squares_of, tree_pairs
 from psamil.models.segments import segment_mean
-from psamil.models.tiles import attention_pooling, tile_features
+from psamil.models.tiles import attention_pooling, output_scores, tile_features
 from psamil.spatial.neighbours import neighbour_pairs
 
 
@@ -171,7 +171,7 @@ class DASMIL(nn.Module):
         divergence = bernoulli_divergence(logits.detach() / self.temperature, coarse_logits / self.temperature)
         return ModelOutput(
             logits=logits,
-            tile_scores=tile_logits.amax(1),
+            tile_scores=output_scores(self, tile_logits),
             auxiliary_losses={
                 "distil tiles": self.distil_tiles * error,
                 "distil bag": self.distil_bag * divergence.sum(1).mean(),

@@ -18,7 +18,8 @@ loss of tier 1 everything else. The tiers have no parameter in common, so that o
 it looks random, but is the same in every order of the tiles, on every device and in every batch.
 
 The score of a tile is its class activation with the whole bag as one pseudo-bag, n softmax_i(a_i) h_i . C_k, the
-largest over the outputs k, with C_1 - C_0 for two classes. The factor n makes slides of different sizes comparable.
+largest over the outputs k (over the mean of three classes and more), with C_1 - C_0 for two classes. The factor n makes
+slides of different sizes comparable.
 
 One output, n_out = 1, means two classes, with the logit s_1 - s_0. "MaxS" and "MaxMinS" need a class that a tile speaks
 for, and exist for one output only. A bag of fewer than M tiles has as many pseudo-bags as tiles; one without tiles gets
@@ -42,7 +43,7 @@ from psamil.errors import OptionError, one_of
 from psamil.models.output import ExtraPrediction, ModelOutput
 from psamil.models.registry import register_model
 from psamil.models.segments import segment_softmax
-from psamil.models.tiles import GatedScore, attention_pooling, tile_features
+from psamil.models.tiles import GatedScore, attention_pooling, output_scores, tile_features
 from psamil.models.trunk import Adapter
 from psamil.models.two_classes import class_count, outputs_of_classes
 
@@ -168,7 +169,7 @@ class DTFD(nn.Module):
     def _tile_scores(self, h: Tensor, scores: Tensor, batch: PackedBags) -> Tensor:
         bag = batch.bag_of_tile
         share = batch.offsets.diff().to(bag.device)[bag] * segment_softmax(scores, bag, len(batch))  # 1 on average
-        return share * self.tier1.activations(h).amax(1)
+        return share * output_scores(self, self.tier1.activations(h))
 
 
 @register_model

@@ -29,7 +29,7 @@ from psamil.errors import OptionError, one_of
 from psamil.models.output import ModelOutput
 from psamil.models.psa import SpatialAttention
 from psamil.models.registry import register_model
-from psamil.models.tiles import evidence_scores, soft_maximum
+from psamil.models.tiles import output_scores, soft_maximum
 from psamil.models.trunk import layout_of
 from psamil.spatial import Decay, DistancePrior, diversity_entropy
 
@@ -173,7 +173,7 @@ class PSAEvidence(nn.Module):
             losses["diversity"] = -self.alpha * diversity_entropy(self.attention.prior.rate)
             radii = self.attention.prior.radius_steps.detach()[None]
         return ModelOutput(
-            logits, evidence_scores(evidence), losses, radii_steps=radii, tile_evidence=evidence + self.bias
+            logits, output_scores(self, evidence), losses, radii_steps=radii, tile_evidence=evidence + self.bias
         )
 
 

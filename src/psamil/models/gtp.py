@@ -14,11 +14,12 @@ of tiles without neighbours is 0; without tiles both losses are 0, and all nodes
 nodes, and from nodes to tiles; with P_bh the attention weights of head h in block b, and 0 the class token,
 
     c_i = sum_k S_ik R_0k,    R = prod_b ( I + mean_h max(0, P_bh * dl/dP_bh) ), last block first,
-    a_i = sigmoid(l) (c_i - min c) / (max c - min c),    min and max over the bag.
+    a_i = p (c_i - min c) / (max c - min c),    min and max over the bag,
 
-c_i alone compares tiles of one bag: the relevance of a logit that is far from 0 does not say on which side it is. Where
-all c_i are equal, a_i = sigmoid(l). Where this differs from the authors: for the relevance of P_bh they have a rule for
-each layer in place of P_bh itself, and for three classes and more a softmax in place of the sigmoid.
+with the probability p of l: its sigmoid, or the softmax of three classes and more, where l is taken over the mean of
+all logits (what is added to all of them changes nothing). c_i alone compares tiles of one bag: the relevance of a logit
+that is far from 0 does not say on which side it is. Where all c_i are equal, a_i = p. Where this differs from the
+authors: for the relevance of P_bh they have a rule for each layer in place of P_bh itself.
 
 In training, BatchNorm uses mean and variance over all tiles of the batch, so that results depend on what is packed
 together, as they do in the authors' code; its running values serve where a batch has less than two tiles.
@@ -45,7 +46,7 @@ from psamil.models.adjacency import Adjacency
 from psamil.models.output import ModelOutput
 from psamil.models.registry import register_model
 from psamil.models.segments import segment_sum
-from psamil.models.tiles import tile_features
+from psamil.models.tiles import has_classes, output_scores, tile_features
 from psamil.models.transformer import TransformerBlock
 
 
@@ -165,13 +166,14 @@ class GTP(nn.Module):
         span = high - low
         differ = span > 1e-5 * high  # beyond rounding
         place = torch.where(differ, (relevance - low) / torch.where(differ, span, 1), 1)
-        return logits.amax(1).sigmoid()[bag] * place
+        probability = logits.softmax(1) if has_classes(self, logits.shape[1]) else logits.sigmoid()
+        return probability.amax(1)[bag] * place
 
     def _relevance(self, nodes: Tensor) -> Tensor:
         """(b, k) R_0k of the largest logit, without gradient; also where gradients are off."""
         with torch.inference_mode(False), torch.enable_grad():
             logits, shown = self.transformer(nodes.detach().clone().requires_grad_())
-            gradients = torch.autograd.grad(logits.amax(1).sum(), shown)
+            gradients = torch.autograd.grad(output_scores(self, logits).sum(), shown)
         row = torch.eye(1, 1 + nodes.shape[1], device=nodes.device)  # of the class token
         for weights, gradient in zip(reversed(shown), reversed(gradients), strict=True):
             of_block = (weights.detach() * gradient).relu().mean(1)  # (b, 1 + k, 1 + k)

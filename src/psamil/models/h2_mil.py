@@ -22,7 +22,8 @@ second leaves at most 4 clusters of level 1, and 2 of level 2 under each.
 LN of nodes is over all nodes and channels of a slide, with a scale and a shift that are single numbers.
 
 No score of tiles is defined by the authors; the fitness cannot be one, as w is never learned (below). The score of a
-tile is the largest logit that the head gives to the tile and its cluster in place of r1 and r2.
+tile is the largest logit that the head gives to the tile and its cluster in place of r1 and r2 (of three classes and
+more, over their mean).
 
 Time and memory O(n): nearest centres are looked for in cells of space, and distances to them taken in chunks.
 
@@ -52,7 +53,7 @@ from psamil.models.output import ModelOutput
 from psamil.models.registry import register_model
 from psamil.models.scales import squares_of, tree_pairs
 from psamil.models.segments import segment_mean, segment_softmax
-from psamil.models.tiles import tile_features
+from psamil.models.tiles import output_scores, tile_features
 from psamil.spatial.blocks import position_in_group
 from psamil.spatial.neighbours import neighbour_pairs
 
@@ -330,7 +331,9 @@ class H2MIL(nn.Module):
         last, _ = self.pool2(coarse)
         is_tile = tree.level == LEVELS - 1
         tile_logits = self.head(fine.x[is_tile] + coarse.x[cluster[is_tile]])
-        return ModelOutput(logits=self.head(readout(pooled) + readout(last)), tile_scores=tile_logits.amax(1))
+        return ModelOutput(
+            logits=self.head(readout(pooled) + readout(last)), tile_scores=output_scores(self, tile_logits)
+        )
 
     def _attend(self, attention: TypedAttention, norm: GraphNorm, tree: Tree) -> Tree:
         x = attention(tree.x, tree.level, tree.pairs).relu()

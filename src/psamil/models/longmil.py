@@ -7,8 +7,8 @@ With slopes m_h = 2^(-8h / H) for the heads h = 1 .. H, and R = 10 tile steps, t
 - the first two blocks, local:  q_i . k_j / sqrt d - m_h d_ij  for d_ij <= R, nothing beyond. O(n R^2) time;
 - the last block, global:  the same for d_ij <= R,  q_i . k_j / sqrt d - 100 m_h  beyond. O(n^2) time.
 
-The score of a tile is its own largest logit, C LN(h_i) + c; the mean of these is not quite the logit of the bag,
-because the norm comes after the mean. Memory is O(n).
+The score of a tile is its own largest logit, C LN(h_i) + c (of three classes and more, over their mean). The mean of
+the tiles' logits is not quite that of the bag, because the norm comes after the mean. Memory is O(n).
 
 Where this differs from the authors' code on purpose: distances are not cut to whole numbers; all heads of a local block
 are local (theirs mask only the head with the steepest slope); cells are tiles, never groups of 2 x 2; dropout
@@ -30,6 +30,7 @@ from psamil.models.output import ModelOutput
 from psamil.models.pooling import TileEmbedding
 from psamil.models.registry import register_model
 from psamil.models.segments import segment_sum
+from psamil.models.tiles import output_scores
 from psamil.models.transformer import TransformerBlock
 from psamil.models.trunk import MultiHeadAttention, layout_of
 from psamil.spatial import Decay, Layout
@@ -106,7 +107,8 @@ class LongMIL(nn.Module):
         sizes = batch.offsets.diff().clamp(min=1).to(h.device)
         mean = segment_sum(h, batch.bag_of_tile, len(batch)) / sizes[:, None]
         return ModelOutput(
-            logits=self.head(self.norm(mean.to(self.head.weight.dtype))), tile_scores=self.head(self.norm(h)).amax(1)
+            logits=self.head(self.norm(mean.to(self.head.weight.dtype))),
+            tile_scores=output_scores(self, self.head(self.norm(h))),
         )
 
 

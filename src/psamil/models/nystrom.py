@@ -100,6 +100,10 @@ class NystromAttention(nn.Module):
         self.project = nn.Linear(heads * head_dim, width)
         self.dropout = nn.Dropout(dropout)
 
+    def padded(self, n: int) -> int:
+        """Length of the sequence that n tokens become."""
+        return n + -n % self.landmarks
+
     def forward(self, x: Tensor) -> Tensor:
         return self.attend(x)[0]
 
@@ -111,7 +115,7 @@ class NystromAttention(nn.Module):
         n = len(x)
         if n == 0:
             return x, None if row is None else x.new_zeros(0)
-        padding = -n % self.landmarks
+        padding = self.padded(n) - n
         segment = torch.arange(padding, n + padding, device=x.device) // ((n + padding) // self.landmarks)
         x_landmark = segment_sum(x, segment, self.landmarks).to(x.dtype) * (self.landmarks / (n + padding))
         weight = self.qkv.weight.unflatten(0, (3, self.heads, self.head_dim))

@@ -2,7 +2,8 @@ r"""Models without spatial context: each tile is embedded alone, then the bag is
 
 With h_i = ReLU(W x_i + b) the embedding of tile i (the features themselves for ``hidden=0``):
 
-- ``mean``: z = 1/n sum_i h_i, logits = C z + c. The score of a tile is its own largest logit, C h_i + c.
+- ``mean``: z = 1/n sum_i h_i, logits = C z + c. The score of a tile is its own largest logit, C h_i + c; of three
+  classes and more, over their mean.
 - ``max``: logit k = max_i (C h_i + c)_k: the most striking tile decides. Scores as for ``mean``.
 - ``abmil``: z = sum_i softmax_i(a_i) h_i, logits = C z + c, with a_i = w . tanh(V h_i) or, gated,
   a_i = w . (tanh(V h_i) * sigmoid(U h_i)), biases left out here. The score of a tile is a_i.
@@ -10,6 +11,9 @@ With h_i = ReLU(W x_i + b) the embedding of tile i (the features themselves for 
 The evidence of a tile is the logits that it would have alone, C h_i + c.
 
 Positions are not used. A bag without tiles gets the logits c. Time O(n in_dim hidden), memory O(n hidden).
+
+Where ABMIL differs from the authors' code: they train a small CNN on image patches in front of it, here features are
+given; their probability, cut to [1e-5, 1 - 1e-5] before the logarithm, is a logit here, whose loss needs no cut.
 
 Ilse, Tomczak, Welling: Attention-based Deep Multiple Instance Learning. ICML 2018 (which also compares mean and max).
 """
@@ -24,7 +28,7 @@ from psamil.errors import OptionError
 from psamil.models.output import ModelOutput
 from psamil.models.registry import register_model
 from psamil.models.segments import segment_sum
-from psamil.models.tiles import GatedScore, attention_pooling, tile_features
+from psamil.models.tiles import GatedScore, attention_pooling, output_scores, tile_features
 
 
 class TileEmbedding(nn.Module):
@@ -74,7 +78,7 @@ class MeanPooling(PoolingModel):
         sizes = batch.offsets.diff().clamp(min=1).to(h.device)
         pooled = segment_sum(h, batch.bag_of_tile, len(batch)) / sizes[:, None]
         evidence = self.head(h)
-        return ModelOutput(self.classify(pooled), evidence.amax(1), tile_evidence=evidence)
+        return ModelOutput(self.classify(pooled), output_scores(self, evidence), tile_evidence=evidence)
 
 
 class MaxPooling(PoolingModel):
@@ -87,7 +91,7 @@ class MaxPooling(PoolingModel):
         highest = lowest.scatter_reduce(0, batch.bag_of_tile[:, None].expand(-1, n_out), tile_logits, "amax")
         empty = (batch.offsets.diff() == 0).to(highest.device)[:, None]
         logits = torch.where(empty, self.head.bias.to(highest.dtype), highest)
-        return ModelOutput(logits, tile_logits.amax(1), tile_evidence=tile_logits)
+        return ModelOutput(logits, output_scores(self, tile_logits), tile_evidence=tile_logits)
 
 
 class ABMIL(PoolingModel):

@@ -47,6 +47,15 @@ def soft_maximum(evidence: Tensor, sharpness: Tensor, batch: PackedBags) -> Tens
     return segment_sum(weights * evidence, bag, bags)
 
 
-def evidence_scores(evidence: Tensor) -> Tensor:
-    """(n,) one score per tile; with several outputs, the evidence for the one it speaks for most, over their mean."""
-    return evidence.amax(1) - (evidence.mean(1) if evidence.shape[1] > 1 else 0.0)
+def output_scores(model: nn.Module, outputs: Tensor) -> Tensor:
+    """(n,) one score per row of logits or evidence (n, outputs): the highest.
+
+    Where outputs are classes of which one holds (``model.exclusive``, see :mod:`psamil.models.output`), over their
+    mean: a softmax does not see what is added to all of them, so that training leaves it to chance.
+    """
+    return outputs.amax(1) - (outputs.mean(1) if has_classes(model, outputs.shape[1]) else 0.0)
+
+
+def has_classes(model: nn.Module, n_out: int) -> bool:
+    """Whether the outputs of a model are classes of which one holds."""
+    return n_out > 1 and getattr(model, "exclusive", True)

@@ -9,9 +9,11 @@ the order of the file: landmarks, the convolution in the attention and PPEG all 
 slide are taken row by row as they lie on it, and PPEG sees their true neighbours. A bag of several slides is one
 sequence; each slide has its own square.
 
-The score of a tile is how much the class token attends to it in the last block, as a mean over the heads, times n, so
-that 1 is an equal share whatever the size of the bag; it can be negative. A repeated tile has the score of its first
-occurrence. Time O(n m d) with m landmarks, memory O(n).
+The score of a tile is how much the class token attends to it in the last block, as a mean over the heads, times the
+length of the sequence with all that is attended to (class token, repeated tiles, rows of zeros), so that 1 is an equal
+share whatever the size of the bag; it can be negative. A repeated tile has the score of its first occurrence.
+
+Time O(n m d) with m landmarks, memory O(n).
 
 Where this differs from the authors' code: (F A^+) (B v) is computed as F (A^+ (B v)).
 
@@ -88,9 +90,8 @@ class TransMIL(nn.Module):
         bag_of_cell = batch.bag_of_tile[tiles]
         ends = torch.searchsorted(bag_of_cell, torch.arange(len(batch) + 1, device=x.device)).tolist()
         class_tokens, attention = zip(*(self._bag(x[tiles[a:b]], cells[a:b]) for a, b in pairwise(ends)), strict=True)
-        sizes = batch.offsets.diff().to(x.device)[batch.bag_of_tile]
         return ModelOutput(
-            logits=self.head(self.norm(torch.stack(class_tokens))), tile_scores=torch.cat(attention)[first] * sizes
+            logits=self.head(self.norm(torch.stack(class_tokens))), tile_scores=torch.cat(attention)[first]
         )
 
     def _grid(self, batch: PackedBags) -> tuple[Tensor, Tensor, Tensor]:
@@ -103,7 +104,7 @@ class TransMIL(nn.Module):
         return tiles, cells[tiles], tiles.argsort()
 
     def _bag(self, x: Tensor, cells: Tensor) -> tuple[Tensor, Tensor]:
-        """The class token (width,) and its attention to the tiles (m,) of one bag."""
+        """The class token (width,) and its attention to the tiles (m,) of one bag, over an equal share."""
         (norm1, norm2), (attention1, attention2) = self.norms, self.attentions
         assert isinstance(attention2, NystromAttention)
         h = torch.cat((self.class_token, x))
@@ -111,7 +112,7 @@ class TransMIL(nn.Module):
         h = torch.cat((h[:1], self.ppeg(h[1:], cells)))
         out, weights = attention2.attend(norm2(h), row=0)
         assert weights is not None
-        return (h + out)[0], weights[1:]
+        return (h + out)[0], weights[1:] * attention2.padded(len(h))
 
 
 @register_model

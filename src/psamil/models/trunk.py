@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from psamil.bag import PackedBags
 from psamil.errors import OptionError, ShapeError, one_of
 from psamil.models.output import ModelOutput
-from psamil.models.tiles import GatedScore, attention_pooling, evidence_scores, soft_maximum, tile_features
+from psamil.models.tiles import GatedScore, attention_pooling, output_scores, soft_maximum, tile_features
 from psamil.models.transformer import TransformerBlock
 from psamil.spatial import Layout
 
@@ -185,4 +185,4 @@ class Trunk(nn.Module):
         evidence = nn.functional.linear(x, self.head.weight)
         evidence = evidence.to(torch.promote_types(evidence.dtype, torch.float32))
         logits = soft_maximum(evidence, self.log_sharpness.exp(), batch) + self.head.bias
-        return ModelOutput(logits, evidence_scores(evidence), tile_evidence=evidence + self.head.bias)
+        return ModelOutput(logits, output_scores(self, evidence), tile_evidence=evidence + self.head.bias)

@@ -22,6 +22,7 @@ class ClassificationTask(Task):
     """One of several classes. Two classes have one logit, that of the second class; more have one logit each."""
 
     kind: ClassVar[str] = "classification"
+    exclusive: ClassVar[bool] = True
     outcome_type: ClassVar[type] = Classification
 
     classes: tuple[str, ...]

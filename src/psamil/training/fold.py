@@ -156,6 +156,7 @@ class _Training:
         self.targets = self.task.targets(self.train.outcome)
         in_dim = width_of_features(self.train)
         self.model = new_model(settings, in_dim, self.task.n_out)
+        self.model.exclusive = self.task.exclusive  # type: ignore[assignment]
         groups = parameter_groups(self.model, settings.lr, settings.weight_decay, settings.prior_lr_scale)
         kind = torch.optim.Adam if settings.optimizer == "adam" else torch.optim.AdamW
         objective = Objective(self.model, self.task, settings.negative_tiles)
@@ -275,10 +276,12 @@ class _Training:
         Of equal scores, which are common where the validation part is small, the lower loss is better: its
         probabilities are. Patience counts from the first of them.
         """
+        progress, preliminary = self.progress, getattr(self.model, "preliminary", False)
+        if preliminary and self.average is not None:
+            self.average.begin_anew()  # what comes next is another model
         if not len(self.val):
             self.best = _copy(self.model)
             return {"head_similarity": None}
-        progress = self.progress
         logits, similarity = self._validation_logits()
         name, score = self.task.validation_score(self.val.outcome, logits)
         _refuse_divergence("validation score", score, progress.epoch)
@@ -289,10 +292,8 @@ class _Training:
         if progress.best is None or [score, -loss] > progress.best:
             progress.best, progress.best_epoch = [score, -loss], progress.epoch
             self.best = _copy(self.model)
-        if getattr(self.model, "preliminary", False):
+        if preliminary:
             progress.best = None  # whatever comes next is better
-            if self.average is not None:
-                self.average.begin_anew()
         return {f"validation {name}": score, "validation loss": loss, "head_similarity": similarity}
 
     def _validation_logits(self) -> tuple[NDArray[np.float64], float | None]:

@@ -39,6 +39,7 @@ class SavedModel:
             task = Task.from_json(about.pop("task"))
             settings = about["settings"]
             model = create_model(settings["model"], about["in_dim"], task.n_out, **settings["model_options"])
+            model.exclusive = task.exclusive  # type: ignore[assignment]
             model.load_state_dict(tensors)
         except (PsamilError, RuntimeError, KeyError, TypeError, ValueError, AttributeError) as error:
             cause = " ".join(str(error).split())

@@ -63,6 +63,7 @@ class Task(ABC):
     """What the tasks of all outcomes have in common. Each is a frozen dataclass of plain numbers and texts."""
 
     kind: ClassVar[str]
+    exclusive: ClassVar[bool] = False  # outputs are classes of which one holds
     outcome_type: ClassVar[type]
 
     @staticmethod
