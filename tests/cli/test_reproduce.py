@@ -72,7 +72,8 @@ def test_every_row_of_the_paper_is_trained_and_shown_beside_its_numbers(table, c
     assert ("the same risk" in printed) == (table == "table4")
     assert "Not as in the recipe: " in printed
     assert "training.epochs=1" in printed
-    assert "the paper's are" in printed or table == "table4"  # other numbers of patients
+    assert "patients; the paper's are" in printed or table == "table4"
+    assert "um apart, the paper's are 256 um" in printed
     result = tmp_path / "out" / table
     found = pd.read_csv(result / "table.csv", dtype={"paper": str})
     assert len(found) == (len(recipe.models) + 1) * len(recipe.cohorts) * len({*recipe.metrics, *recipe.more_metrics})
@@ -180,6 +181,13 @@ def test_all_that_is_missing_is_said_at_once(cohort, capsys):
     told = capsys.readouterr().err
     assert "has no column 'msi'" in told
     assert "- stad has no features: psamil extract" in told
+
+
+def test_paths_that_do_not_exist_are_said_at_once_with_what_should_be_there(cohort, capsys):
+    assert run("reproduce", "table1", "--features", "crc=nowhere", "--labels", "crc=nothing.csv") == 2
+    told = capsys.readouterr().err
+    assert "- crc has no features at nowhere, which does not exist: psamil extract" in told
+    assert "- crc has no labels at nothing.csv, which does not exist: columns slide or patient" in told
 
 
 @pytest.mark.parametrize(

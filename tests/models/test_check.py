@@ -16,6 +16,8 @@ from psamil.models.output import ExtraPrediction
 from psamil.models.segments import segment_softmax, segment_sum
 from psamil.spatial import neighbour_pairs
 
+DOCUMENTED = Path(__file__).parents[2] / "docs" / "models.md"
+
 # Of models that take seconds in their full size
 SMALL = {
     "bayes_mil": {"hidden": 32},
@@ -37,7 +39,7 @@ def test_registered_models(name: str) -> None:
 
 
 def test_every_model_and_check_has_its_row_in_the_documentation() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
+    page = DOCUMENTED.read_text()
     rows = [
         [cell.strip(" `") for cell in line.split("|")[1:-1]] for line in page.splitlines() if line.startswith("| `")
     ]
@@ -46,6 +48,19 @@ def test_every_model_and_check_has_its_row_in_the_documentation() -> None:
     for name, documented in exceptions.items():
         assert documented == set(getattr(create_model(name, 32, 1), "exceptions", {})), name
     assert [row[0] for row in rows if len(row) == 2] == ["shapes", *CHECKS]
+
+
+def test_exceptions_of_the_documentation_with_their_reasons() -> None:
+    rows = re.findall(r"^\| `(\w+)`(?: with `grid: (\w+)`)? \| ([a-z ]+) \| (.+) \|$", DOCUMENTED.read_text(), re.M)
+    documented = {(name, grid, check): reason for name, grid, check, reason in rows if check in CHECKS}
+    models = {(name, ""): create_model(name, 32, 1) for name in list_models()}
+    models |= {(name, grid): create_model(name, 32, 1, grid=grid) for name, grid, _ in documented if grid}
+    declared = {
+        (*key, check): reason
+        for key, model in models.items()
+        for check, reason in getattr(model, "exceptions", {}).items()
+    }
+    assert documented == declared
 
 
 class Sound(nn.Module):

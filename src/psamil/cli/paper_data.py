@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from psamil.errors import DataError, OptionError, PsamilError, one_of
 from psamil.readers import describe_bag
 from psamil.recipes.paper_tables import PaperCohort, PaperRecipe
 from psamil.slides.encoders import list_encoders
+
+STEP_UM = 256.0  # between tiles of the paper: 512 px at 0.5 um/px
 
 
 def needs(recipe: PaperRecipe, cohorts: Iterable[str]) -> Iterator[str]:
@@ -62,11 +65,7 @@ def open_studies(
     One DataError names all data that are missing or wrong. A mistake in a study comes first: data that are read with it
     would seem wrong.
     """
-    lacking = {
-        name: [f"{name} has no {what.replace('_', ' ')}: {text}" for what, text in paths.items() if not file.get(what)]
-        for name, file in files.items()
-        for paths in [_paths(recipe.cohorts[name])]
-    }
+    lacking = {name: list(_lacking(recipe.cohorts[name], file)) for name, file in files.items()}
     complete = {name: file for name, file in files.items() if not lacking[name]}
     studies = {name: Study.of(Path(f"{recipe.name}, {name}"), file) for name, file in complete.items()}
     cohorts: dict[str, Cohort] = {}
@@ -81,6 +80,16 @@ def open_studies(
     return studies, cohorts
 
 
+def _lacking(cohort: PaperCohort, file: Mapping[str, Any]) -> Iterator[str]:
+    """What was not given of a cohort or is not there, and where it comes from."""
+    for what, text in _paths(cohort).items():
+        named, path = what.replace("_", " "), file.get(what)
+        if not path:
+            yield f"{cohort.name} has no {named}: {text}"
+        elif not Path(path).exists():
+            yield f"{cohort.name} has no {named} at {path}, which does not exist: {text}"
+
+
 def differences(paper: PaperCohort, cohort: Cohort) -> Iterator[str]:
     """How a cohort differs from that of the paper."""
     if paper.patients and isinstance(cohort.outcome, Classification):
@@ -89,6 +98,12 @@ def differences(paper: PaperCohort, cohort: Cohort) -> Iterator[str]:
         if list(counts.values()) != list(paper.patients.values()):
             ours, theirs = (", ".join(f"{n} {name}" for name, n in of.items()) for of in (counts, paper.patients))
             yield f"{paper.title}: {ours} patients; the paper's are {theirs}."
-    expected, width = list_encoders(paper.encoder)[0].dim, describe_bag(cohort.samples[0].bags[0]).dim
-    if width != expected:
-        yield f"{paper.title}: features are {width} wide; those of {paper.encoder} would be {expected}."
+    expected, first = list_encoders(paper.encoder)[0].dim, describe_bag(cohort.samples[0].bags[0])
+    if first.dim != expected:
+        yield f"{paper.title}: features are {first.dim} wide; those of {paper.encoder} would be {expected}."
+    step_um = None if first.step is None else first.step.um
+    if step_um is not None and not math.isclose(step_um, STEP_UM, rel_tol=0.02):
+        yield (
+            f"{paper.title}: tiles are {step_um:.4g} um apart, the paper's are {STEP_UM:g} um (512 px at 0.5 um/px): "
+            "radii, which are in steps between tiles, are other distances."
+        )

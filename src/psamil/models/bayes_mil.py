@@ -161,7 +161,7 @@ class BayesMIL(nn.Module):
     def _divergence(self, mean: Tensor, log_variance: Tensor, batch: PackedBags, classes: Tensor | None) -> Tensor:
         """(b,) KL between the logits of the tiles of each bag and their prior, averaged over tiles."""
         negative = torch.zeros(len(batch), dtype=torch.bool, device=mean.device)
-        if classes is not None and self.head.theta.shape[0] == 1:
+        if classes is not None and self.head.theta.shape[0] == 1 and getattr(self, "exclusive", True):
             negative = classes == 0
         priors = mean.new_tensor((OTHER_PRIOR, NEGATIVE_PRIOR))[negative.long()]  # (b, 2)
         bag = batch.bag_of_tile

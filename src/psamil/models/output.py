@@ -8,8 +8,8 @@ A model is a module whose ``forward(batch: PackedBags)`` gives a :class:`ModelOu
 - one that must look at the training bags between epochs has ``start_epoch(epoch, epochs, batches)``, called in
   evaluation mode and without gradients before each epoch; ``batches()`` goes through the training bags. What it finds
   belongs into buffers, so that it is saved with the weights;
-- where there are several outputs, ``exclusive`` is False on a model whose outputs do not exclude each other (labels,
-  hazards of time bins), and otherwise taken to be True. Whoever trains it sets it; scores of tiles go by it;
+- ``exclusive`` is False on a model whose outputs are not the classes of which one holds (labels, hazards of time bins,
+  a number), and otherwise taken to be True. Whoever trains it sets it; scores of tiles go by it;
 - one that is trained in stages says ``preliminary`` = True during the first ones: none of their epochs is kept if a
   later one exists.
 """
