@@ -31,6 +31,7 @@
 #define UNROLL _Pragma("GCC unroll 16")
 
 typedef float vec __attribute__((vector_size(4 * QUERIES), may_alias));
+typedef float loose __attribute__((vector_size(4 * QUERIES), may_alias, aligned(4))); /* in memory, anywhere */
 typedef int32_t ivec __attribute__((vector_size(4 * QUERIES), may_alias));
 
 typedef struct {
@@ -126,37 +127,19 @@ static inline void transposed_times(const float *restrict rows, const vec *restr
     }
 }
 
-/* to[at[j]] += sum_i p[j][i] queries[i], rows of D */
+/* to[at[j]] += sum_i p[j][i] queries[i], rows of D; queries aligned */
 static inline void add_products(const vec *restrict p, const float *restrict queries, float *restrict to,
                                 const int64_t *restrict at, int count) {
     const float *weights = (const float *)p;
-    const int half = GROUP / 2;
-    for (int j = 0; j < count; j += half) {
-        for (int c = 0; c < D; c += 2 * QUERIES) {
-            const int second = c + QUERIES < D ? QUERIES : 0; /* an odd last vector is computed twice, stored once */
-            vec a[GROUP / 2] = {{0}}, b[GROUP / 2] = {{0}};
-            for (int i = 0; i < QUERIES; i++) {
-                vec low, high;
-                memcpy(&low, queries + i * D + c, sizeof low);
-                memcpy(&high, queries + i * D + c + second, sizeof high);
-                UNROLL for (int g = 0; g < half; g++) {
-                    const float weight = weights[(j + g) * QUERIES + i];
-                    a[g] += weight * low;
-                    b[g] += weight * high;
-                }
+    for (int j = 0; j < count; j += GROUP) {
+        for (int c = 0; c < D; c += QUERIES) {
+            vec a[GROUP] = {{0}};
+            UNROLL for (int i = 0; i < QUERIES; i++) {
+                const vec row = *(const vec *)(queries + i * D + c);
+                UNROLL for (int g = 0; g < GROUP; g++) a[g] += weights[(j + g) * QUERIES + i] * row;
             }
-            for (int g = 0; g < half && j + g < count; g++) {
-                float *row = to + at[j + g] * D + c;
-                vec sum;
-                memcpy(&sum, row, sizeof sum);
-                sum += a[g];
-                memcpy(row, &sum, sizeof sum);
-                if (second) {
-                    memcpy(&sum, row + QUERIES, sizeof sum);
-                    sum += b[g];
-                    memcpy(row + QUERIES, &sum, sizeof sum);
-                }
-            }
+            UNROLL for (int g = 0; g < GROUP; g++)
+                if (j + g < count) *(loose *)(to + at[j + g] * D + c) += a[g];
         }
     }
 }
