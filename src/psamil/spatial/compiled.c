@@ -24,14 +24,21 @@
 #define FAR_D2 1e18f   /* squared distance of padding: beyond any radius */
 #define LOG2_E 1.4426950408889634f
 #if defined(__AVX512F__)
+#define LANES 16 /* of a register */
 #define GROUP 16
-#else
+#elif defined(__AVX__)
+#define LANES 8
 #define GROUP 4
+#else
+#define LANES 4
+#define GROUP 2
 #endif
+#define PARTS (QUERIES / LANES)
 #define UNROLL _Pragma("GCC unroll 16")
 
 typedef float vec __attribute__((vector_size(4 * QUERIES), may_alias));
-typedef float loose __attribute__((vector_size(4 * QUERIES), may_alias, aligned(4))); /* in memory, anywhere */
+typedef float part __attribute__((vector_size(4 * LANES), may_alias));
+typedef float loose __attribute__((vector_size(4 * LANES), may_alias, aligned(4))); /* in memory, anywhere */
 typedef int32_t ivec __attribute__((vector_size(4 * QUERIES), may_alias));
 
 typedef struct {
@@ -100,30 +107,41 @@ static inline vec log_1_plus(vec x) {
 
 /* ---- products ---------------------------------------------------------------------------------------------- */
 
+/* A vector of QUERIES lanes is PARTS registers. Products say so: compilers keep vectors wider than a register in memory.
+   Each has GROUP x PARTS accumulators. */
+
 /* s[j] += sum_c rows[j][c] columns[c], for j < count, a multiple of GROUP */
 static inline void rows_times(const float *restrict rows, const vec *restrict columns, vec *restrict s, int count) {
     for (int j = 0; j < count; j += GROUP) {
         const float *r = rows + j * D;
-        vec a[GROUP];
-        UNROLL for (int i = 0; i < GROUP; i++) a[i] = s[j + i];
+        part a[GROUP][PARTS];
+        UNROLL for (int i = 0; i < GROUP; i++)
+            UNROLL for (int p = 0; p < PARTS; p++) a[i][p] = ((const part *)(s + j + i))[p];
         for (int c = 0; c < D; c++) {
-            const vec column = columns[c];
-            UNROLL for (int i = 0; i < GROUP; i++) a[i] += r[i * D + c] * column;
+            part column[PARTS];
+            UNROLL for (int p = 0; p < PARTS; p++) column[p] = ((const part *)(columns + c))[p];
+            UNROLL for (int i = 0; i < GROUP; i++)
+                UNROLL for (int p = 0; p < PARTS; p++) a[i][p] += r[i * D + c] * column[p];
         }
-        UNROLL for (int i = 0; i < GROUP; i++) s[j + i] = a[i];
+        UNROLL for (int i = 0; i < GROUP; i++)
+            UNROLL for (int p = 0; p < PARTS; p++) ((part *)(s + j + i))[p] = a[i][p];
     }
 }
 
 /* columns[c] += sum_j rows[j][c] p[j] */
 static inline void transposed_times(const float *restrict rows, const vec *restrict p, vec *restrict columns, int count) {
     for (int c = 0; c < D; c += GROUP) {
-        vec a[GROUP];
-        UNROLL for (int i = 0; i < GROUP; i++) a[i] = columns[c + i];
+        part a[GROUP][PARTS];
+        UNROLL for (int i = 0; i < GROUP; i++)
+            UNROLL for (int q = 0; q < PARTS; q++) a[i][q] = ((const part *)(columns + c + i))[q];
         for (int j = 0; j < count; j++) {
-            const vec pj = p[j];
-            UNROLL for (int i = 0; i < GROUP; i++) a[i] += rows[j * D + c + i] * pj;
+            part pj[PARTS];
+            UNROLL for (int q = 0; q < PARTS; q++) pj[q] = ((const part *)(p + j))[q];
+            UNROLL for (int i = 0; i < GROUP; i++)
+                UNROLL for (int q = 0; q < PARTS; q++) a[i][q] += rows[j * D + c + i] * pj[q];
         }
-        UNROLL for (int i = 0; i < GROUP; i++) columns[c + i] = a[i];
+        UNROLL for (int i = 0; i < GROUP; i++)
+            UNROLL for (int q = 0; q < PARTS; q++) ((part *)(columns + c + i))[q] = a[i][q];
     }
 }
 
@@ -133,13 +151,19 @@ static inline void add_products(const vec *restrict p, const float *restrict que
     const float *weights = (const float *)p;
     for (int j = 0; j < count; j += GROUP) {
         for (int c = 0; c < D; c += QUERIES) {
-            vec a[GROUP] = {{0}};
-            UNROLL for (int i = 0; i < QUERIES; i++) {
-                const vec row = *(const vec *)(queries + i * D + c);
-                UNROLL for (int g = 0; g < GROUP; g++) a[g] += weights[(j + g) * QUERIES + i] * row;
-            }
+            part a[GROUP][PARTS];
             UNROLL for (int g = 0; g < GROUP; g++)
-                if (j + g < count) *(loose *)(to + at[j + g] * D + c) += a[g];
+                UNROLL for (int q = 0; q < PARTS; q++) a[g][q] = (part){0};
+            UNROLL for (int i = 0; i < QUERIES; i++) {
+                part row[PARTS];
+                UNROLL for (int q = 0; q < PARTS; q++) row[q] = ((const part *)(queries + i * D + c))[q];
+                UNROLL for (int g = 0; g < GROUP; g++)
+                    UNROLL for (int q = 0; q < PARTS; q++) a[g][q] += weights[(j + g) * QUERIES + i] * row[q];
+            }
+            UNROLL for (int g = 0; g < GROUP; g++) {
+                if (j + g >= count) continue;
+                UNROLL for (int q = 0; q < PARTS; q++) ((loose *)(to + at[j + g] * D + c))[q] += a[g][q];
+            }
         }
     }
 }
