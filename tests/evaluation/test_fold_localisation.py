@@ -15,6 +15,7 @@ from psamil.evaluation.external import evaluate_run, open_like
 from psamil.evaluation.fold_localisation import LOCALISATION_METRICS
 from psamil.evaluation.localisation import ScoredSlide, lesion_froc, patch_auc, patch_f1, tile_froc
 from psamil.evaluation.run_comparison import compare_runs
+from psamil.evaluation.tile_resamples import RESAMPLES
 from psamil.files import Lock, read_json
 from psamil.training.metrics import threshold_of_best_f1
 from psamil.training.saved_model import SavedModel
@@ -95,6 +96,11 @@ def test_metrics_are_those_of_the_mean_scores_of_the_models(folder, run):
     for name in LOCALISATION_METRICS:
         assert run.summary["metrics"][name]["per_fold"][0] == found["test"][name]
         assert run.summary["metrics"][name]["sd"] is not None
+    for name in ("patch_auc", "froc_tile@6"):
+        of = run.summary["metrics"][name]
+        assert of["low"] < of["mean"] < of["high"]
+        assert len(found["resampled"][name]) == RESAMPLES
+    assert "low" not in run.summary["metrics"]["patch_f1"]
     assert run.summary["localisation"] == {"slides": 24, "labelled_slides": 24}
     assert "tile labels" not in str(run)
 

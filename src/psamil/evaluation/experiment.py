@@ -20,7 +20,12 @@ import torch
 
 from psamil.cohort import Cohort, Split, Splits
 from psamil.errors import BusyError, DataError, OptionError
-from psamil.evaluation.fold_localisation import localisation_of, localisation_scores, localise_fold
+from psamil.evaluation.fold_localisation import (
+    localisation_intervals,
+    localisation_of,
+    localisation_scores,
+    localise_fold,
+)
 from psamil.evaluation.intervals import bootstrap_interval, fold_summary
 from psamil.evaluation.resampling import auc_statistic, concordance_statistic, mean_over_folds
 from psamil.evaluation.run_folder import (
@@ -265,6 +270,8 @@ def test_metrics(run: Path, jobs_of_fold: dict[int, list[Path]]) -> dict[str, An
     }
     for name, interval in _intervals(everything, task).items():
         metrics[name] |= without_nan({"low": interval.low, "high": interval.high})
+    for name, (low, high) in localisation_intervals(list(jobs_of_fold.values())).items():
+        metrics[name] |= without_nan({"low": low, "high": high})
     return metrics
 
 

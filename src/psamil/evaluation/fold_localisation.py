@@ -7,7 +7,8 @@ over its seeds, as its predictions are. A model of two classes that also says wh
 Slides without labels are left out; those without a lesion count, for their false positives. Lesions are those of the
 label files, or groups of touching labelled tiles of any size where these number none; where positions are not those of
 the files, nobody knows which tiles touch, and ``froc_lesion`` is NaN. The threshold of the patch F1 is that of the
-highest F1 on the validation part.
+highest F1 on the validation part. The patch AUC and the FROC of tiles are kept for bootstrap resamples of the slides as
+well, from which their intervals come.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from torch import Tensor
 from psamil.cohort import Cohort, Sample, Split
 from psamil.evaluation.localisation import ScoredSlide, lesion_froc, patch_auc, patch_f1, tile_froc
 from psamil.evaluation.tile_maps import evidence_for_second_class, mean_evidence, mean_scores
+from psamil.evaluation.tile_resamples import interval_over_folds, resampled_metrics
 from psamil.files import read_json, without_nan, write_json
 from psamil.training.fold import MODEL_FILE
 from psamil.training.metrics import threshold_of_best_f1
@@ -47,6 +49,7 @@ LOCALISATION_METRICS = (
     "evidence_froc_lesion",
 )
 SCORES, EVIDENCE = "scores", "evidence"  # kinds of maps
+RESAMPLED = "resampled"
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,13 +58,16 @@ class ScoredPart:
 
     scores: dict[str, Tensor]  # by slide
     labelled: tuple[ScoredSlide, ...]
+    names: tuple[str, ...]  # of the slides with labels
 
     @staticmethod
     def of(slides: Iterable[tuple[str, Tensor, ScoredSlide | None]]) -> ScoredPart:
         """From what :func:`by_slide` gives."""
         found = list(slides)
         return ScoredPart(
-            {slide: scores for slide, scores, _ in found}, tuple(known for *_, known in found if known is not None)
+            {slide: scores for slide, scores, _ in found},
+            tuple(known for *_, known in found if known is not None),
+            tuple(slide for slide, _, known in found if known is not None),
         )
 
     def save(self, path: Path) -> None:
@@ -93,19 +99,22 @@ def localise_fold(cohort: Cohort, split: Split, jobs: Sequence[Path], folder: Pa
     parts = {name: cohort.select(ids) for name, ids in (("val", split.val), ("test", split.test))}
     labels = cohort.tile_labels.fingerprint(r.id for part in parts.values() for s in part.samples for r in s.bags)
     written = folder / LOCALISATION_FILE
-    if written.exists() and read_json(written).get("labels") == labels:
+    if written.exists() and (before := read_json(written)).get("labels") == labels and RESAMPLED in before:
         return
     models = [SavedModel.load(job / MODEL_FILE) for job in jobs]
     maps = {name: _scored(part, models) for name, part in parts.items()}
     scored = {name: of_part[SCORES] for name, of_part in maps.items()}
     scored["test"].save(folder / TILE_SCORES_FILE)
     threshold = scored["val"].best_threshold()
+    patient = {ref.id: sample.patient for sample in parts["test"].samples for ref in sample.bags}
+    test = scored["test"]
     about = {
         "labels": labels,
         "threshold": threshold,
         "slides": {name: len(part.scores) for name, part in scored.items()},
         "labelled_slides": {name: len(part.labelled) for name, part in scored.items()},
         "test": metrics_of_maps(maps["test"], threshold, with_lesions=knows_places(cohort)),
+        RESAMPLED: resampled_metrics(test.labelled, [patient[name] for name in test.names]),
     }
     write_json(written, without_nan(about))
 
@@ -183,6 +192,19 @@ def localisation_of(jobs: Sequence[Path]) -> dict[str, Any] | None:
     """What :func:`localise_fold` has written about the fold of these jobs; None where it has not."""
     written = jobs[0].parent / LOCALISATION_FILE
     return read_json(written) if written.exists() else None
+
+
+def localisation_intervals(folds: Sequence[Sequence[Path]]) -> dict[str, tuple[float, float]]:
+    """Of the metrics that were resampled, over the folds that have them."""
+    of_folds = [of_fold for jobs in folds if (of_fold := (localisation_of(jobs) or {}).get(RESAMPLED))]
+    names = dict.fromkeys(name for of_fold in of_folds for name in of_fold)
+    resamples = {name: [of_fold[name] for of_fold in of_folds if name in of_fold] for name in names}
+    return {name: interval_over_folds([_numbers(one) for one in of]) for name, of in resamples.items()}
+
+
+def _numbers(values: Sequence[float | None]) -> list[float]:
+    """With NaN for what JSON has no number for."""
+    return [np.nan if value is None else value for value in values]
 
 
 def localisation_scores(jobs: Sequence[Path]) -> dict[str, float]:
