@@ -92,6 +92,11 @@ def test_labels_of_some_tiles(capsys, home, tmp_path):
     assert "2 of 12 slides have no tile labels" in errors
     assert "Localisation, 10 of 12 slides" in told
     found = read_json(tmp_path / "out" / "metrics.json")["localisation"]
+    assert (
+        found["metrics"]["patch_auc"]["low"]
+        <= found["metrics"]["patch_auc"]["estimate"]
+        <= found["metrics"]["patch_auc"]["high"]
+    )
     assert (found["slides"], found["labelled_slides"]) == (12, 10)
     assert f"{found['metrics']['patch_auc']['estimate']:.3f}" in told
     assert found["metrics"]["patch_f1"]["estimate"] is None  # the run has no threshold of tiles

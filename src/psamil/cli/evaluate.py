@@ -148,17 +148,20 @@ def _tell(result: dict[str, Any], out: Path, console: Console) -> None:
     for column in ("metric", "by patient", "95% interval over patients"):
         table.add_column(column)
     for name, row in result["metrics"].items():
-        interval = f"{row['low']:.3f} to {row['high']:.3f}" if row["low"] is not None else ""
-        table.add_row(name, _estimate(row), interval)
+        table.add_row(name, _estimate(row), _interval(row))
     console.print(table)
     if "localisation" in result:
         found = result["localisation"]
         title = f"Localisation, {found['labelled_slides']} of {found['slides']} slides"
-        tiles = Table("metric", "tiles of all slides", title=title, title_justify="left")
+        tiles = Table("metric", "tiles of all slides", "95% interval over slides", title=title, title_justify="left")
         for name, row in found["metrics"].items():
-            tiles.add_row(name, _estimate(row))
+            tiles.add_row(name, _estimate(row), _interval(row))
         console.print(tiles)
     console.print(f"results: {out}", markup=False)
+
+
+def _interval(row: dict[str, Any]) -> str:
+    return f"{row['low']:.3f} to {row['high']:.3f}" if row.get("low") is not None else ""
 
 
 def _estimate(row: dict[str, Any]) -> str:

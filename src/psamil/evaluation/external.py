@@ -38,6 +38,7 @@ from psamil.evaluation.resampling import Statistic, auc_statistic, concordance_s
 from psamil.evaluation.run_folder import DATA, METRICS_FILE, PREDICTIONS_FILE, SPLITS_FILE, data_of
 from psamil.evaluation.scores import by_patient, score, truth
 from psamil.evaluation.tile_maps import evidence_for_second_class
+from psamil.evaluation.tile_resamples import interval_over_folds
 from psamil.files import without_nan, write_json
 from psamil.training.metrics import Integers
 from psamil.training.tasks import Task
@@ -146,7 +147,7 @@ def evaluate_run(
     }
     if cohort.tile_labels is not None:
         origin_of_labels = {} if annotations is None else {"annotations": dict(annotations)}
-        result["localisation"] = _localised(predictor, maps, with_lesions=knows_places(cohort)) | origin_of_labels
+        result["localisation"] = _localised(predictor, cohort, maps) | origin_of_labels
         maps[SCORES].save(out / TILE_SCORES_FILE)
     write_table(out / PREDICTIONS_FILE, table)
     result = without_nan(result)
@@ -250,16 +251,18 @@ def _predicted(
     }
 
 
-def _localised(predictor: Predictor, maps: Mapping[str, ScoredPart], *, with_lesions: bool) -> dict[str, Any]:
+def _localised(predictor: Predictor, cohort: Cohort, maps: Mapping[str, ScoredPart]) -> dict[str, Any]:
     """Metrics of localisation. The threshold of the patch F1 is the mean of those of the folds, if all have one."""
     thresholds = [threshold_of_tiles(member.path.parent) for member in predictor.members]
     threshold = float(np.mean(thresholds))  # NaN if one is
-    metrics = metrics_of_maps(maps, threshold, with_lesions=with_lesions)
+    metrics = metrics_of_maps(maps, threshold, with_lesions=knows_places(cohort))
+    intervals = {name: interval_over_folds([of]) for name, of in maps[SCORES].resampled(cohort).items()}
+    ends = {name: {"low": low, "high": high} for name, (low, high) in intervals.items()}
     return {
         "slides": len(maps[SCORES].scores),
         "labelled_slides": len(maps[SCORES].labelled),
         "threshold": threshold,
-        "metrics": {name: {"estimate": value} for name, value in metrics.items()},
+        "metrics": {name: {"estimate": value, **ends.get(name, {})} for name, value in metrics.items()},
     }
 
 

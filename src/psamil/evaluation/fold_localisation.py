@@ -74,6 +74,11 @@ class ScoredPart:
         """As safetensors, one tensor per slide, in the order of its tiles."""
         write_tensors(path, self.scores, {"format": TILE_SCORES_FORMAT})
 
+    def resampled(self, cohort: Cohort) -> dict[str, list[float]]:
+        """Metrics of bootstrap resamples; patients are those of the cohort."""
+        patient = {ref.id: sample.patient for sample in cohort.samples for ref in sample.bags}
+        return resampled_metrics(self.labelled, [patient[name] for name in self.names])
+
     def best_threshold(self) -> float:
         """Of the highest F1 of tiles; NaN without labelled tiles."""
         if not self.labelled:
@@ -106,15 +111,13 @@ def localise_fold(cohort: Cohort, split: Split, jobs: Sequence[Path], folder: Pa
     scored = {name: of_part[SCORES] for name, of_part in maps.items()}
     scored["test"].save(folder / TILE_SCORES_FILE)
     threshold = scored["val"].best_threshold()
-    patient = {ref.id: sample.patient for sample in parts["test"].samples for ref in sample.bags}
-    test = scored["test"]
     about = {
         "labels": labels,
         "threshold": threshold,
         "slides": {name: len(part.scores) for name, part in scored.items()},
         "labelled_slides": {name: len(part.labelled) for name, part in scored.items()},
         "test": metrics_of_maps(maps["test"], threshold, with_lesions=knows_places(cohort)),
-        RESAMPLED: resampled_metrics(test.labelled, [patient[name] for name in test.names]),
+        RESAMPLED: scored["test"].resampled(parts["test"]),
     }
     write_json(written, without_nan(about))
 
