@@ -36,10 +36,13 @@
 #define PARTS (QUERIES / LANES)
 #define UNROLL _Pragma("GCC unroll 16")
 
-typedef float vec __attribute__((vector_size(4 * QUERIES), may_alias));
-typedef float part __attribute__((vector_size(4 * LANES), may_alias));
+typedef float vec __attribute__((vector_size(4 * LANES), may_alias)); /* a register: compilers keep wider ones in memory */
 typedef float loose __attribute__((vector_size(4 * LANES), may_alias, aligned(4))); /* in memory, anywhere */
-typedef int32_t ivec __attribute__((vector_size(4 * QUERIES), may_alias));
+typedef int32_t ivec __attribute__((vector_size(4 * LANES), may_alias));
+typedef union {
+    vec part[PARTS];
+    float lane[QUERIES];
+} wide; /* a number for each query of a block */
 
 typedef struct {
     int64_t n, rows;
@@ -70,7 +73,7 @@ static inline vec as_vec(ivec bits) { return (vec)bits; }
 static inline vec where(ivec mask, vec a, vec b) { return (vec)((mask & (ivec)a) | (~mask & (ivec)b)); }
 
 static inline vec root(vec x) {
-    UNROLL for (int i = 0; i < QUERIES; i++) x[i] = sqrtf(x[i]);
+    UNROLL for (int i = 0; i < LANES; i++) x[i] = sqrtf(x[i]);
     return x;
 }
 
@@ -107,62 +110,61 @@ static inline vec log_1_plus(vec x) {
 
 /* ---- products ---------------------------------------------------------------------------------------------- */
 
-/* A vector of QUERIES lanes is PARTS registers. Products say so: compilers keep vectors wider than a register in memory.
-   Each has GROUP x PARTS accumulators. */
+/* Each has GROUP x PARTS accumulators. */
 
 /* s[j] += sum_c rows[j][c] columns[c], for j < count, a multiple of GROUP */
-static inline void rows_times(const float *restrict rows, const vec *restrict columns, vec *restrict s, int count) {
+static inline void rows_times(const float *restrict rows, const wide *restrict columns, wide *restrict s, int count) {
     for (int j = 0; j < count; j += GROUP) {
         const float *r = rows + j * D;
-        part a[GROUP][PARTS];
+        vec a[GROUP][PARTS];
         UNROLL for (int i = 0; i < GROUP; i++)
-            UNROLL for (int p = 0; p < PARTS; p++) a[i][p] = ((const part *)(s + j + i))[p];
+            UNROLL for (int p = 0; p < PARTS; p++) a[i][p] = s[j + i].part[p];
         for (int c = 0; c < D; c++) {
-            part column[PARTS];
-            UNROLL for (int p = 0; p < PARTS; p++) column[p] = ((const part *)(columns + c))[p];
+            vec column[PARTS];
+            UNROLL for (int p = 0; p < PARTS; p++) column[p] = columns[c].part[p];
             UNROLL for (int i = 0; i < GROUP; i++)
                 UNROLL for (int p = 0; p < PARTS; p++) a[i][p] += r[i * D + c] * column[p];
         }
         UNROLL for (int i = 0; i < GROUP; i++)
-            UNROLL for (int p = 0; p < PARTS; p++) ((part *)(s + j + i))[p] = a[i][p];
+            UNROLL for (int p = 0; p < PARTS; p++) s[j + i].part[p] = a[i][p];
     }
 }
 
-/* columns[c] += sum_j rows[j][c] p[j] */
-static inline void transposed_times(const float *restrict rows, const vec *restrict p, vec *restrict columns, int count) {
+/* columns[c] += sum_j rows[j][c] weights[j] */
+static inline void transposed_times(const float *restrict rows, const wide *restrict weights, wide *restrict columns,
+                                    int count) {
     for (int c = 0; c < D; c += GROUP) {
-        part a[GROUP][PARTS];
+        vec a[GROUP][PARTS];
         UNROLL for (int i = 0; i < GROUP; i++)
-            UNROLL for (int q = 0; q < PARTS; q++) a[i][q] = ((const part *)(columns + c + i))[q];
+            UNROLL for (int p = 0; p < PARTS; p++) a[i][p] = columns[c + i].part[p];
         for (int j = 0; j < count; j++) {
-            part pj[PARTS];
-            UNROLL for (int q = 0; q < PARTS; q++) pj[q] = ((const part *)(p + j))[q];
+            vec weight[PARTS];
+            UNROLL for (int p = 0; p < PARTS; p++) weight[p] = weights[j].part[p];
             UNROLL for (int i = 0; i < GROUP; i++)
-                UNROLL for (int q = 0; q < PARTS; q++) a[i][q] += rows[j * D + c + i] * pj[q];
+                UNROLL for (int p = 0; p < PARTS; p++) a[i][p] += rows[j * D + c + i] * weight[p];
         }
         UNROLL for (int i = 0; i < GROUP; i++)
-            UNROLL for (int q = 0; q < PARTS; q++) ((part *)(columns + c + i))[q] = a[i][q];
+            UNROLL for (int p = 0; p < PARTS; p++) columns[c + i].part[p] = a[i][p];
     }
 }
 
-/* to[at[j]] += sum_i p[j][i] queries[i], rows of D; queries aligned */
-static inline void add_products(const vec *restrict p, const float *restrict queries, float *restrict to,
+/* to[at[j]] += sum_i weights[j][i] queries[i], rows of D; queries aligned */
+static inline void add_products(const wide *restrict weights, const float *restrict queries, float *restrict to,
                                 const int64_t *restrict at, int count) {
-    const float *weights = (const float *)p;
     for (int j = 0; j < count; j += GROUP) {
         for (int c = 0; c < D; c += QUERIES) {
-            part a[GROUP][PARTS];
+            vec a[GROUP][PARTS];
             UNROLL for (int g = 0; g < GROUP; g++)
-                UNROLL for (int q = 0; q < PARTS; q++) a[g][q] = (part){0};
+                UNROLL for (int p = 0; p < PARTS; p++) a[g][p] = all(0);
             UNROLL for (int i = 0; i < QUERIES; i++) {
-                part row[PARTS];
-                UNROLL for (int q = 0; q < PARTS; q++) row[q] = ((const part *)(queries + i * D + c))[q];
+                vec row[PARTS];
+                UNROLL for (int p = 0; p < PARTS; p++) row[p] = ((const vec *)(queries + i * D + c))[p];
                 UNROLL for (int g = 0; g < GROUP; g++)
-                    UNROLL for (int q = 0; q < PARTS; q++) a[g][q] += weights[(j + g) * QUERIES + i] * row[q];
+                    UNROLL for (int p = 0; p < PARTS; p++) a[g][p] += weights[j + g].lane[i] * row[p];
             }
             UNROLL for (int g = 0; g < GROUP; g++) {
                 if (j + g >= count) continue;
-                UNROLL for (int q = 0; q < PARTS; q++) ((loose *)(to + at[j + g] * D + c))[q] += a[g][q];
+                UNROLL for (int p = 0; p < PARTS; p++) ((loose *)(to + at[j + g] * D + c))[p] += a[g][p];
             }
         }
     }
@@ -170,17 +172,12 @@ static inline void add_products(const vec *restrict p, const float *restrict que
 
 /* ---- blocks and their keys --------------------------------------------------------------------------------- */
 
-typedef union {
-    vec all;
-    float lane[QUERIES];
-} lanes;
-
 typedef struct {
     int count;                /* tiles of the block */
     int64_t tile[QUERIES];    /* tile of each lane; lanes beyond count repeat the last */
     double qx[QUERIES], qy[QUERIES];
     double x0, y0, x1, y1;    /* box */
-    lanes dx, dy;             /* positions relative to the box's corner */
+    wide dx, dy;              /* positions relative to the box's corner */
     int wide;
     /* state of the search */
     double reach;
@@ -242,24 +239,25 @@ typedef struct {
     int count, padded;
     int64_t at[KEYS]; /* sorted tile */
     float key[KEYS * D] __attribute__((aligned(64))), value[KEYS * D] __attribute__((aligned(64)));
-    vec d2[KEYS], s[KEYS];
+    wide d2[KEYS], s[KEYS];
 } Round;
 
-static inline vec squared_distances(const Block *b, double x, double y) {
-    vec d2;
+static inline void squared_distances(const Block *b, double x, double y, wide *d2) {
     if (b->wide) {
         for (int i = 0; i < QUERIES; i++) {
             const double dx = x - b->qx[i], dy = y - b->qy[i];
-            d2[i] = (float)(dx * dx + dy * dy);
+            d2->lane[i] = (float)(dx * dx + dy * dy);
         }
-        return d2;
+        return;
     }
-    const vec dx = (float)(x - b->x0) - b->dx.all, dy = (float)(y - b->y0) - b->dy.all;
-    return dx * dx + dy * dy;
+    UNROLL for (int p = 0; p < PARTS; p++) {
+        const vec dx = (float)(x - b->x0) - b->dx.part[p], dy = (float)(y - b->y0) - b->dy.part[p];
+        d2->part[p] = dx * dx + dy * dy;
+    }
 }
 
 static inline void copy_row(float *restrict to, const float *restrict from) {
-    UNROLL for (int c = 0; c < D; c += QUERIES) memcpy(to + c, from + c, sizeof(vec));
+    memcpy(to, from, D * sizeof(float));
 }
 
 /* Fills a round with keys, values, squared distances, and scores as far as they do not depend on the query's features */
@@ -272,18 +270,19 @@ static void fill(Round *r, Block *b, const Bag *bag, const float *keys, const fl
             copy_row(r->key + r->count * D, keys + j * D);
             copy_row(r->value + r->count * D, values + j * D);
             r->at[r->count] = j;
-            r->d2[r->count] = squared_distances(b, bag->x[j], bag->y[j]);
-            r->s[r->count] = all(bias[j]);
+            squared_distances(b, bag->x[j], bag->y[j], &r->d2[r->count]);
+            UNROLL for (int p = 0; p < PARTS; p++)
+                r->s[r->count].part[p] = bias[j] + LOG2_E * (LOG_PRIOR(r->d2[r->count].part[p], h->theta));
         }
     }
-    const vec log2_e = all(LOG2_E);
-    for (int j = 0; j < r->count; j++) r->s[j] += log2_e * (LOG_PRIOR(r->d2[j], h->theta));
     r->padded = (r->count + GROUP - 1) / GROUP * GROUP;
     memset(r->key + r->count * D, 0, (r->padded - r->count) * D * sizeof(float));
     memset(r->value + r->count * D, 0, (r->padded - r->count) * D * sizeof(float));
     for (int j = r->count; j < r->padded; j++) {
-        r->d2[j] = all(FAR_D2);
-        r->s[j] = all(0);
+        UNROLL for (int p = 0; p < PARTS; p++) {
+            r->d2[j].part[p] = all(FAR_D2);
+            r->s[j].part[p] = all(0);
+        }
     }
 }
 
@@ -321,22 +320,23 @@ static int open_tables(Tables *t, const Bag *bag, const Head *h) {
 
 /* (rows of the block's tiles - mean) * scale, as rows [QUERIES][D] and as columns [D] of lanes */
 static void load(const float *from, int64_t stride, const float *mean, float scale, const Block *b, int64_t d,
-                 float *rows, vec *columns) {
+                 float *rows, wide *columns) {
     for (int i = 0; i < QUERIES; i++) {
         const float *row = from + b->tile[i] * stride;
         for (int64_t c = 0; c < D; c++) {
             const float x = c < d ? (row[c] - (mean ? mean[c] : 0)) * scale : 0;
             rows[i * D + c] = x;
-            ((float *)columns)[c * QUERIES + i] = x;
+            columns[c].lane[i] = x;
         }
     }
 }
 
-static void store(const vec *columns, vec scale, float *to, int64_t stride, const Block *b, int64_t d) {
-    float scaled[D][QUERIES] __attribute__((aligned(64)));
-    for (int c = 0; c < D; c++) *(vec *)scaled[c] = columns[c] * scale;
+static void store(const wide *columns, wide scale, float *to, int64_t stride, const Block *b, int64_t d) {
+    wide scaled[D];
+    for (int c = 0; c < D; c++)
+        UNROLL for (int p = 0; p < PARTS; p++) scaled[c].part[p] = columns[c].part[p] * scale.part[p];
     for (int i = 0; i < b->count; i++)
-        for (int64_t c = 0; c < d; c++) to[b->tile[i] * stride + c] = scaled[c][i];
+        for (int64_t c = 0; c < d; c++) to[b->tile[i] * stride + c] = scaled[c].lane[i];
 }
 
 int forward(const Bag *bag, const Head *h) {
@@ -344,32 +344,43 @@ int forward(const Bag *bag, const Head *h) {
     if (!open_tables(&t, bag, h)) return 1;
     const float scale = 1 / sqrtf((float)h->d), keep_d2 = (float)fmin(h->keep_d2, 0.5 * FAR_D2);
     float rows[QUERIES * D];
-    vec query[D], out[D];
+    wide query[D], out[D];
     Round r;
     for (int64_t first = 0; first < bag->n; first += QUERIES) {
         Block b;
         open_block(&b, bag, first, h->keep_d2);
         load(h->q, h->tile, t.mean, LOG2_E * scale, &b, h->d, rows, query);
         memset(out, 0, sizeof out);
-        vec top = all(-1e30f), total = all(0);
+        wide top, total;
+        UNROLL for (int p = 0; p < PARTS; p++) {
+            top.part[p] = all(-1e30f);
+            total.part[p] = all(0);
+        }
         for (fill(&r, &b, bag, t.keys, t.values, t.bias, h); r.count; fill(&r, &b, bag, t.keys, t.values, t.bias, h)) {
             rows_times(r.key, query, r.s, r.padded);
-            const vec before = top;
-            for (int j = 0; j < r.count; j++) {
-                const vec s = where(r.d2[j] <= keep_d2, r.s[j], before);
-                top = where(s > top, s, top);
-            }
-            const vec shrink = power_of_2(before - top);
-            total *= shrink;
-            for (int c = 0; c < D; c++) out[c] *= shrink;
-            for (int j = 0; j < r.padded; j++) {
-                r.s[j] = (vec)((ivec)power_of_2(r.s[j] - top) & (r.d2[j] <= keep_d2));
-                total += r.s[j];
+            UNROLL for (int p = 0; p < PARTS; p++) {
+                const vec before = top.part[p];
+                vec highest = before, sum = all(0);
+                for (int j = 0; j < r.count; j++) {
+                    const vec s = where(r.d2[j].part[p] <= keep_d2, r.s[j].part[p], before);
+                    highest = where(s > highest, s, highest);
+                }
+                for (int j = 0; j < r.padded; j++) {
+                    const vec weight = power_of_2(r.s[j].part[p] - highest);
+                    r.s[j].part[p] = (vec)((ivec)weight & (r.d2[j].part[p] <= keep_d2));
+                    sum += r.s[j].part[p];
+                }
+                const vec shrink = power_of_2(before - highest);
+                for (int c = 0; c < D; c++) out[c].part[p] *= shrink;
+                total.part[p] = total.part[p] * shrink + sum;
+                top.part[p] = highest;
             }
             transposed_times(r.value, r.s, out, r.padded);
         }
-        store(out, 1.0f / total, h->out, h->out_tile, &b, h->d);
-        for (int i = 0; i < b.count; i++) h->lse[b.tile[i] * h->lse_tile] = top[i] + log2f(total[i]);
+        wide inverse;
+        UNROLL for (int p = 0; p < PARTS; p++) inverse.part[p] = 1.0f / total.part[p];
+        store(out, inverse, h->out, h->out_tile, &b, h->d);
+        for (int i = 0; i < b.count; i++) h->lse[b.tile[i] * h->lse_tile] = top.lane[i] + log2f(total.lane[i]);
     }
     free(t.memory);
     return 0;
@@ -388,7 +399,8 @@ int backward(const Bag *bag, const Head *h) {
     const float scale = 1 / sqrtf((float)h->d), keep_d2 = (float)fmin(h->keep_d2, 0.5 * FAR_D2);
     float query_rows[QUERIES * D] __attribute__((aligned(64))), grad_rows[QUERIES * D] __attribute__((aligned(64)));
     float out_rows[QUERIES * D] __attribute__((aligned(64)));
-    vec query[D], grad[D], out[D], dq[D], dp[KEYS];
+    wide query[D], grad[D], out[D], dq[D], dp[KEYS], scales;
+    UNROLL for (int p = 0; p < PARTS; p++) scales.part[p] = all(scale);
     double dtheta = 0;
     Round r;
     for (int64_t first = 0; first < n; first += QUERIES) {
@@ -397,33 +409,42 @@ int backward(const Bag *bag, const Head *h) {
         load(h->q, h->tile, t.mean, LOG2_E * scale, &b, h->d, query_rows, query);
         load(h->grad, h->out_tile, NULL, 1, &b, h->d, grad_rows, grad);
         load(h->out, h->out_tile, NULL, 1, &b, h->d, out_rows, out);
-        vec delta = all(0), slopes = all(0);
-        for (int c = 0; c < D; c++) delta += out[c] * grad[c];
-        lanes lse;
+        wide delta, lse;
+        UNROLL for (int p = 0; p < PARTS; p++) {
+            delta.part[p] = all(0);
+            for (int c = 0; c < D; c++) delta.part[p] += out[c].part[p] * grad[c].part[p];
+        }
         for (int i = 0; i < QUERIES; i++) /* a lane that repeats another: no weight */
             lse.lane[i] = i < b.count ? h->lse[b.tile[i] * h->lse_tile] : 1e30f;
+        vec slopes = all(0);
         memset(dq, 0, sizeof dq);
         for (fill(&r, &b, bag, t.keys, t.values, t.bias, h); r.count; fill(&r, &b, bag, t.keys, t.values, t.bias, h)) {
             rows_times(r.key, query, r.s, r.padded);
-            for (int j = 0; j < r.padded; j++) dp[j] = -delta;
+            for (int j = 0; j < r.padded; j++)
+                UNROLL for (int p = 0; p < PARTS; p++) dp[j].part[p] = -delta.part[p];
             rows_times(r.value, grad, dp, r.padded);
             for (int j = 0; j < r.padded; j++) {
-                const vec p = (vec)((ivec)power_of_2(r.s[j] - lse.all) & (r.d2[j] <= keep_d2));
-                r.s[j] = p;
-                dp[j] *= p;
-                slopes += dp[j] * (SLOPE(r.d2[j], h->theta));
-            }
-            for (int j = 0; j < r.count; j++) {
-                float sum = 0;
-                UNROLL for (int i = 0; i < QUERIES; i++) sum += dp[j][i];
-                ds_sum[r.at[j]] += sum;
+                vec sum = all(0);
+                UNROLL for (int p = 0; p < PARTS; p++) {
+                    const vec d2 = r.d2[j].part[p], weight = power_of_2(r.s[j].part[p] - lse.part[p]);
+                    const vec kept = (vec)((ivec)weight & (d2 <= keep_d2)), ds = dp[j].part[p] * kept;
+                    r.s[j].part[p] = kept;
+                    dp[j].part[p] = ds;
+                    slopes += ds * (SLOPE(d2, h->theta));
+                    sum += ds;
+                }
+                if (j < r.count) {
+                    float of_key = 0;
+                    UNROLL for (int i = 0; i < LANES; i++) of_key += sum[i];
+                    ds_sum[r.at[j]] += of_key;
+                }
             }
             transposed_times(r.key, dp, dq, r.padded);
             add_products(dp, query_rows, dk, r.at, r.count);
             add_products(r.s, grad_rows, dv, r.at, r.count);
         }
-        store(dq, all(scale), h->dq, h->out_tile, &b, h->d);
-        for (int i = 0; i < QUERIES; i++) dtheta += slopes[i];
+        store(dq, scales, h->dq, h->out_tile, &b, h->d);
+        for (int i = 0; i < LANES; i++) dtheta += slopes[i];
     }
     for (int64_t j = 0; j < n; j++) {
         const int64_t to = bag->order[j] * h->out_tile;
