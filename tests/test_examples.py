@@ -1,6 +1,7 @@
 import runpy
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import torch
 
@@ -73,3 +74,12 @@ def test_recipes_put_to_the_test(monkeypatch):
     table = table_of(frame)
     assert list(table.columns[0].cells) == ["mean", "psa (2)"]
     assert list(table.columns[1].cells) == ["0.950 (0.900 to 1.000)", "0.850 (0.215 to 1.485)"]  # t of one degree
+
+
+def test_scores_are_counted_in_the_largest_piece_of_tissue():
+    example = runpy.run_path(str(EXAMPLES / "recipe_maps.py"))
+    xy = np.array([[0.0, 0], [1, 1], [2, 1], [9, 9], [9, 8]])
+    slide = example["ScoredSlide"](xy, np.arange(5.0), np.array([True, False, True, True, False]))
+    piece = example["largest_piece"](slide)
+    assert piece.scores.tolist() == [0, 1, 2]
+    assert piece.positive.tolist() == [True, False, True]

@@ -167,6 +167,15 @@ def test_the_prior_of_a_negative_bag_lowers_its_attention() -> None:
     assert abs(lowered[1]) < 0.5
 
 
+def test_one_time_bin_is_no_negative_class() -> None:
+    model, batch, first = model_of(), PackedBags.of(bags()), torch.zeros(5, dtype=torch.long)
+    of_classes = model(batch, first).auxiliary_losses["attention"]
+    model.exclusive = False
+    of_bins = model(batch, first).auxiliary_losses["attention"]
+    torch.testing.assert_close(of_bins, model(batch, None).auxiliary_losses["attention"])
+    assert not torch.isclose(of_bins, of_classes)
+
+
 def test_sizes_and_constants() -> None:
     model = create_model("bayes_mil", 1024, 2)
     bayesian = 2 * (2 * 512 * 256 + 256) + 2 * 256 * 2 + 2 + 2 * 512 * 2 + 2

@@ -41,7 +41,7 @@ from psamil.models.output import ModelOutput
 from psamil.models.pooling import TileEmbedding
 from psamil.models.registry import register_model
 from psamil.models.segments import segment_sum
-from psamil.models.tiles import attention_pooling
+from psamil.models.tiles import attention_pooling, has_classes
 
 NEGATIVE_PRIOR = (-5.0, -1.0)
 """Mean and log-variance of the attention logit of a tile in a negative bag."""
@@ -161,7 +161,7 @@ class BayesMIL(nn.Module):
     def _divergence(self, mean: Tensor, log_variance: Tensor, batch: PackedBags, classes: Tensor | None) -> Tensor:
         """(b,) KL between the logits of the tiles of each bag and their prior, averaged over tiles."""
         negative = torch.zeros(len(batch), dtype=torch.bool, device=mean.device)
-        if classes is not None and self.head.theta.shape[0] == 1 and getattr(self, "exclusive", True):
+        if classes is not None and self.head.theta.shape[0] == 1 and has_classes(self):
             negative = classes == 0
         priors = mean.new_tensor((OTHER_PRIOR, NEGATIVE_PRIOR))[negative.long()]  # (b, 2)
         bag = batch.bag_of_tile

@@ -166,7 +166,7 @@ class GTP(nn.Module):
         span = high - low
         differ = span > 1e-5 * high  # beyond rounding
         place = torch.where(differ, (relevance - low) / torch.where(differ, span, 1), 1)
-        probability = logits.softmax(1) if has_classes(self, logits.shape[1]) else logits.sigmoid()
+        probability = logits.softmax(1) if logits.shape[1] > 1 and has_classes(self) else logits.sigmoid()
         return probability.amax(1)[bag] * place
 
     def _relevance(self, nodes: Tensor) -> Tensor:

@@ -53,9 +53,9 @@ def output_scores(model: nn.Module, outputs: Tensor) -> Tensor:
     Where outputs are classes of which one holds (``model.exclusive``, see :mod:`psamil.models.output`), over their
     mean: a softmax does not see what is added to all of them, so that training leaves it to chance.
     """
-    return outputs.amax(1) - (outputs.mean(1) if has_classes(model, outputs.shape[1]) else 0.0)
+    return outputs.amax(1) - (outputs.mean(1) if outputs.shape[1] > 1 and has_classes(model) else 0.0)
 
 
-def has_classes(model: nn.Module, n_out: int) -> bool:
+def has_classes(model: nn.Module) -> bool:
     """Whether the outputs of a model are classes of which one holds."""
-    return n_out > 1 and getattr(model, "exclusive", True)
+    return getattr(model, "exclusive", True)

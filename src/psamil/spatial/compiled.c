@@ -1,6 +1,6 @@
 /* Posterior attention of one head over one bag, for any positions: what compiled.py builds, loads and calls.
 
-   Sixteen query tiles close together make a block, the lanes of one vector. Their keys, the tiles within the radius of
+   Sixteen query tiles close together make a block, the lanes of PARTS registers. Their keys, the tiles within the radius of
    the block's bounding box, are found by binary search in rows of sorted tiles and taken in rounds of KEYS that stay in
    the first-level cache. Scores are laid out (key, query), in base 2, and differ from the definition by terms that
    cancel in the softmax:
@@ -8,7 +8,7 @@
        S_ji = log2(e) ((q_i - m) . (k_j - m) / sqrt d - ||k_j - m||^2 / (2 sqrt d) + log f(d_ij | theta)),
 
    m the mean of the keys. The forward pass keeps a running maximum; the backward pass computes scores again. Products
-   are written for registers: GROUP accumulators of a vector each.
+   are written for registers: GROUP x PARTS accumulators.
 
    Set by the compiler's command line: D, the width of a head rounded up to whole vectors, LOG_PRIOR(d2, theta) and
    SLOPE(d2, theta). */
@@ -109,8 +109,6 @@ static inline vec log_1_plus(vec x) {
 }
 
 /* ---- products ---------------------------------------------------------------------------------------------- */
-
-/* Each has GROUP x PARTS accumulators. */
 
 /* s[j] += sum_c rows[j][c] columns[c], for j < count, a multiple of GROUP */
 static inline void rows_times(const float *restrict rows, const wide *restrict columns, wide *restrict s, int count) {
