@@ -17,10 +17,11 @@ from psamil.models.pooling import MeanPooling
 from psamil.training import fold
 from psamil.training.class_tasks import ClassificationTask
 from psamil.training.fold import HISTORY_FILE, MODEL_FILE, STATE_FILE, train_fold
+from psamil.training.optimisation import lr_factor
 from psamil.training.prediction import loader_for, predict_logits
 from psamil.training.regularisation import WeightAverage
 from psamil.training.saved_model import SavedModel
-from psamil.training.settings import TrainingSettings, lr_factor
+from psamil.training.settings import TrainingSettings
 from psamil.training.state import read_tensors, without_prefix
 from psamil.training.tasks import TaskOptions
 from tests.training.test_batches import Changed, without_tiles
@@ -28,6 +29,7 @@ from tests.training.test_state import files_limited_to
 
 PSA = TrainingSettings(epochs=3, batch_samples=4, model_options={"heads": 2, "head_dim": 4})
 MEAN = TrainingSettings(model="mean", epochs=3, batch_samples=4, model_options={"hidden": 4})
+DROPPED = replace(MEAN, optimizer="radam", lr=0.05, plateau_epochs=1, drop_epochs=[1], drop_factor=0.5, fall="cosine")
 DROPOUT = replace(MEAN, model_options={"hidden": 16, "dropout": 0.5}, samples_per_pass=1, max_tiles=30)
 AVERAGED = replace(
     PSA, model_options={**PSA.model_options, "radius_weight": 1.0}, drop_features=0.3, average_epochs=1.5
@@ -117,7 +119,7 @@ def test_the_order_of_tiles_does_not_matter(cohort, split, tmp_path):
     np.testing.assert_allclose(*logits, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("settings", [PSA, DROPOUT, AVERAGED], ids=["psa", "dropout and drawn tiles", "averaged"])
+@pytest.mark.parametrize("settings", [PSA, DROPOUT, AVERAGED, DROPPED], ids=["psa", "drawn", "averaged", "dropped"])
 @pytest.mark.parametrize("epochs_before", [1, 2, 3])
 def test_going_on_ends_with_the_same_bits(cohort, split, tmp_path, settings, epochs_before):
     whole = train_fold(cohort, split, settings, tmp_path / "whole")
@@ -214,6 +216,20 @@ def test_stopping_survives_a_stop(cohort, split, monkeypatch, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         train_fold(cohort, split, settings, tmp_path, stop)
     assert train_fold(cohort, split, settings, tmp_path).about["epochs"] == 4
+
+
+def test_least_epochs_are_trained_in_any_case(cohort, split, monkeypatch, tmp_path):
+    scripted(monkeypatch, [0.9, 0.1, 0.1, 0.1, 0.1, 0.1])
+    model = train_fold(cohort, split, replace(MEAN, epochs=6, patience=1, least_epochs=4), tmp_path)
+    assert (model.about["epochs"], model.about["best_epoch"]) == (4, 0)
+
+
+def test_the_learning_rate_drops_where_the_validation_loss_does_not(cohort, split, monkeypatch, tmp_path):
+    scripted(monkeypatch, [0.5] * 5, [0.9, 0.8, 0.8, 0.7, 0.7])
+    settings = replace(MEAN, epochs=5, patience=None, warm_up=0.0, constant=1.0, plateau_epochs=1, drop_factor=0.5)
+    records = []
+    train_fold(cohort, split, settings, tmp_path, records.append)
+    assert [record["lr"] / settings.lr for record in records] == pytest.approx([1, 1, 1, 0.5, 0.5])
 
 
 def test_without_patience_all_epochs_are_trained(cohort, split, monkeypatch, tmp_path):

@@ -29,15 +29,15 @@ from psamil.errors import DataError, OptionError
 from psamil.files import atomic_write
 from psamil.models import create_model
 from psamil.models.head_similarity import watched_heads
-from psamil.spatial import parameter_groups
 from psamil.training.batches import epoch_order
 from psamil.training.devices import new_fabric
 from psamil.training.objective import Objective, Pass
+from psamil.training.optimisation import Schedule, new_optimizer
 from psamil.training.prediction import loader_for, predict_logits
 from psamil.training.ranks import Ranks, run_on_ranks
 from psamil.training.regularisation import WeightAverage, drop_features
 from psamil.training.saved_model import SavedModel
-from psamil.training.settings import TrainingSettings, lr_factor
+from psamil.training.settings import TrainingSettings
 from psamil.training.state import (
     optimizer_tensors,
     read_tensors,
@@ -157,18 +157,16 @@ class _Training:
         in_dim = width_of_features(self.train)
         self.model = new_model(settings, in_dim, self.task.n_out)
         self.model.exclusive = self.task.exclusive  # type: ignore[assignment]
-        groups = parameter_groups(self.model, settings.lr, settings.weight_decay, settings.prior_lr_scale)
-        kind = torch.optim.Adam if settings.optimizer == "adam" else torch.optim.AdamW
         objective = Objective(self.model, self.task, settings.negative_tiles)
-        self.base_lrs = [float(group["lr"]) for group in groups]  # type: ignore[arg-type]
-        self.objective, self.optimizer = self.fabric.setup(objective, kind(groups))
+        self.objective, self.optimizer = self.fabric.setup(objective, new_optimizer(self.model, settings))
         self.loader = loader_for(self.model, cohort, in_dim, self.fabric.device)
         self.progress = Progress()
         self.best = _copy(self.model)
-        self.steps_per_epoch = math.ceil(len(self.train) / settings.batch_samples)
+        steps_per_epoch = math.ceil(len(self.train) / settings.batch_samples)
+        self.schedule = Schedule(self.optimizer, settings, steps_per_epoch)
         self.average: WeightAverage | None = None
         if settings.average_epochs:
-            self.average = WeightAverage(max(1, round(settings.average_epochs * self.steps_per_epoch)))
+            self.average = WeightAverage(max(1, round(settings.average_epochs * steps_per_epoch)))
         self._restore()
         self.stopwatch = Stopwatch(folder, self.fabric.device, self.progress.epoch)
 
@@ -176,7 +174,8 @@ class _Training:
         patience = self.settings.patience
         while self.progress.epoch < self.settings.epochs:
             epoch = self.progress.epoch
-            if patience is not None and len(self.val) and epoch - self.progress.improved_epoch > patience:
+            is_stuck = patience is not None and len(self.val) and epoch - self.progress.improved_epoch > patience
+            if is_stuck and epoch >= self.settings.least_epochs:
                 break
             self.stopwatch.start()
             self._start_epoch(epoch)
@@ -234,7 +233,7 @@ class _Training:
         with contextlib.closing(batches):
             for step, batch in enumerate(steps):
                 _seed_everything(settings.seed, epoch, step, self.ranks.rank)
-                self._set_lr(epoch * self.steps_per_epoch + step)
+                self.schedule.set_lr(epoch, step, self.progress.history)
                 self.optimizer.zero_grad()
                 loss_sum = 0.0
                 for part in parts[step]:
@@ -307,11 +306,6 @@ class _Training:
             logits[rank :: self.ranks.size] = share.reshape(-1, self.task.n_out)  # a share may be empty
             similarities += filter(math.isfinite, of_share)  # a sample may have no tiles
         return logits, math.fsum(similarities) / len(similarities) if similarities else None
-
-    def _set_lr(self, step: int) -> None:
-        factor = lr_factor(step, self.settings.epochs * self.steps_per_epoch, self.settings)
-        for group, base in zip(self.optimizer.param_groups, self.base_lrs, strict=True):
-            group["lr"] = base * factor
 
     def _precision_state(self) -> dict[str, Any]:
         """Of the scale of losses in float16; nothing in other precisions."""

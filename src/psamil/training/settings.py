@@ -9,7 +9,8 @@ from typing import Any
 from psamil.errors import OptionError, one_of
 from psamil.training.tasks import TaskOptions
 
-OPTIMIZERS = ("adam", "adamw")
+OPTIMIZERS = ("adam", "adamw", "radam")
+FALLS = ("line", "cosine")
 PRECISIONS = ("32-true", "64-true", "bf16-mixed", "bf16-true", "16-mixed")
 
 
@@ -39,7 +40,9 @@ class TrainingSettings:
     """Weight of a loss that lets no tile of a sample of the first class (or without a label) speak for the second (for
     that label); for two classes or labels, and models that give evidence of tiles."""
     optimizer: str = "adam"
-    """"adam" or "adamw"."""
+    """"adam"; "adamw" or "radam", in which weight decay is apart from the gradient."""
+    betas: list[float] = field(default_factory=lambda: [0.9, 0.999])
+    """Of its running means of the gradient and of its square."""
     lr: float = 1e-4
     """Highest learning rate."""
     first_lr: float = 1e-6
@@ -48,6 +51,14 @@ class TrainingSettings:
     """Share of the steps in which the learning rate rises."""
     constant: float = 0.9
     """Share of the remaining steps in which it stays; it falls in the others."""
+    fall: str = "line"
+    """How it falls: along a "line" or a "cosine"."""
+    drop_epochs: list[int] = field(default_factory=list)
+    """Epochs, from 0, at which it drops to ``drop_factor`` of what it would be, once for each."""
+    plateau_epochs: int | None = None
+    """Epochs without a lower validation loss after which it drops as well. Default: it does not."""
+    drop_factor: float = 0.1
+    """See ``drop_epochs`` and ``plateau_epochs``."""
     prior_lr_scale: float = 100.0
     """Learning rate of the radii over that of the weights."""
     weight_decay: float = 1e-5
@@ -56,6 +67,8 @@ class TrainingSettings:
     """Largest norm of a gradient; null for any."""
     patience: int | None = 5
     """Epochs without a higher validation score after which training ends; null trains all epochs."""
+    least_epochs: int = 0
+    """Epochs that are trained in any case."""
     seed: int = 0
     """Of initial weights, order of samples, drawn tiles and dropout."""
     accelerator: str = "auto"
@@ -68,9 +81,19 @@ class TrainingSettings:
     def __post_init__(self) -> None:
         if self.optimizer not in OPTIMIZERS:
             raise one_of("optimizer", self.optimizer, OPTIMIZERS)
+        if self.fall not in FALLS:
+            raise one_of("fall", self.fall, FALLS)
         if self.precision not in PRECISIONS:
             raise one_of("precision", self.precision, PRECISIONS)
-        for name in ("epochs", "batch_samples", "samples_per_pass", "max_tiles", "patience", "devices"):
+        for name in (
+            "epochs",
+            "batch_samples",
+            "samples_per_pass",
+            "max_tiles",
+            "patience",
+            "plateau_epochs",
+            "devices",
+        ):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise OptionError(f"{name} must be at least 1, got {value}")
@@ -81,9 +104,15 @@ class TrainingSettings:
                 raise OptionError(f"{name} is a share of the steps, from 0 to 1, got {getattr(self, name)}")
         if not 0 < self.first_lr <= self.lr:
             raise OptionError(f"first_lr must lie between 0 and lr = {self.lr:g}, got {self.first_lr:g}")
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            raise OptionError(f"betas are two numbers, from 0 to below 1, got {self.betas}")
+        if not 0 < self.drop_factor <= 1:
+            raise OptionError(f"drop_factor must lie between 0 and 1, got {self.drop_factor}")
+        if any(epoch < 0 for epoch in self.drop_epochs):
+            raise OptionError(f"drop_epochs must not be negative, got {self.drop_epochs}")
         if not 0 <= self.drop_features < 1:
             raise OptionError(f"drop_features is a share, from 0 to below 1, got {self.drop_features}")
-        for name in ("seed", "weight_decay", "prior_lr_scale", "average_epochs", "negative_tiles"):
+        for name in ("seed", "weight_decay", "prior_lr_scale", "average_epochs", "negative_tiles", "least_epochs"):
             if not getattr(self, name) >= 0:
                 raise OptionError(f"{name} must not be negative, got {getattr(self, name)}")
         if self.gradient_clip is not None and not self.gradient_clip > 0:
@@ -106,21 +135,3 @@ def _is_plain(value: object) -> bool:
     except (TypeError, ValueError):
         return False
     return True
-
-
-def lr_factor(step: int, steps: int, settings: TrainingSettings) -> float:
-    """Learning rate of a step over the highest one: a linear rise, a plateau, a linear fall.
-
-    Of ``steps`` in all, the first ``warm_up`` share rises from first_lr; of the others, the first ``constant`` share
-    stays at lr and the rest falls to first_lr. The value is that of the middle of the step, so that the mean over a run
-    is right for any number of steps, even one.
-    """
-    low = settings.first_lr / settings.lr
-    rise = settings.warm_up * steps
-    fall_begins = rise + settings.constant * (steps - rise)
-    at = step + 0.5
-    if at < rise:
-        return low + (1 - low) * at / rise
-    if at <= fall_begins:
-        return 1.0
-    return low + (1 - low) * (steps - at) / (steps - fall_begins)
