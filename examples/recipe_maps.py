@@ -2,9 +2,9 @@
 
     python examples/recipe_maps.py runs/recipe runs/maps --seeds 31 32 33 34 35 --models psa local gtp abmil
 
-- OUT/small.png, OUT/median.png, OUT/large.png: a slide each of the first seed, with a map for every model and the tiles
-  of the lesion outlined. The slides are not chosen by what models make of them: of the test part, those whose number of
-  tiles of lesion is at the quartiles.
+- OUT/recipe-lesion-small, -median and -large, PNG and SVG: a slide each of the first seed, with a map for every model
+  and the tiles of the lesion outlined. The slides are not chosen by what models make of them: of the test part, those
+  whose number of tiles of lesion is at the quartiles. OUT/recipe-lesion.csv: the scores of their tiles.
 - OUT/in_tissue.csv: patch AUC and tile FROC of all tiles, and of those of the largest piece of tissue. Outlines of
   lesions are those of real slides, laid over drawn tissue: parts of them lie apart from it. All that surrounds a tile
   there is lesion, so that it is easier to tell than one that lies in tissue.
@@ -25,17 +25,8 @@ from psamil.evaluation import ScoredSlide, patch_auc, tile_froc
 from psamil.evaluation.lesions import label_lesions
 from psamil.evaluation.predictor import Member, Predictor
 from psamil.evaluation.run_comparison import FinishedRun
-from psamil.report.cases import Case, RunOnSlides, pictures_of
-from psamil.report.heat_maps import save_heat_map
-
-QUARTILES = {"small": 0.25, "median": 0.5, "large": 0.75}
-
-
-def lesion_tiles(cohort: Path) -> dict[str, int]:
-    """How many tiles of lesion the test slides have that have one, by slide, the fewest first."""
-    slides = pd.read_csv(cohort / "labels.csv").query("part == 'test' and label == 'tumor'")["slide_id"]
-    counts = {slide: int(np.load(cohort / "tiles" / f"{slide}.npy").sum()) for slide in sorted(slides)}
-    return dict(sorted(counts.items(), key=lambda item: item[1]))
+from psamil.report.cases import RunOnSlides
+from psamil.report.paper_figures.maps import draw_maps
 
 
 def largest_piece(slide: ScoredSlide) -> ScoredSlide:
@@ -78,12 +69,8 @@ if __name__ == "__main__":
         folders = [arguments.runs / f"lesions-{seed}" / name for name in arguments.models]
         tested = [RunOnSlides.of(FinishedRun.load(folder), bags) for folder in folders]
         if seed == arguments.seeds[0]:
-            counts = lesion_tiles(cohort)
-            for name, share in QUARTILES.items():
-                slide = list(counts)[int(share * len(counts))]
-                case = Case(slide, f"{counts[slide]} tiles of lesion, outlined")
-                (picture,) = pictures_of(case, tested, labels=labels)
-                save_heat_map(picture, arguments.out / f"{name}.png")
+            named = {folder.name: folder for folder in folders}
+            draw_maps(named, arguments.out, tile_labels=cohort / "tiles", name="recipe-lesion")
         for run in tested:
             rows.append({"seed": seed, "model": run.run.name, **localisation(run, labels)})
             pd.DataFrame(rows).to_csv(arguments.out / "in_tissue.csv", index=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -56,7 +56,7 @@ def reproduce(
             figure: "figure-cost", ...
         features: folders of features, NAME=DIR for each cohort.
         labels: tables of labels, NAME=FILE for each cohort.
-        tile_labels: folders of labels of single tiles, NAME=DIR, for table3.
+        tile_labels: folders of labels of single tiles, NAME=DIR, for table3 and figure-maps.
         out: folder of runs and results.
         cohorts: of those that are given, only these.
         models: only these rows, by their name or that of the model.
@@ -110,7 +110,7 @@ def reproduce(
         say(f"Not finished: {', '.join(unfinished)}. The table is made when all folds are.")
         return 2 if failed else 0
     comparisons = {name: _compared(recipe, name, of, out) for name, of in trained.items() if of}
-    written = _shown(PaperTable(recipe, comparisons, notes, failed), out / what)
+    written = _shown(PaperTable(recipe, comparisons, notes, failed), out / what, chosen)
     if failed:
         print(f"wrote {written}")
         return 2
@@ -144,13 +144,13 @@ def _compared(recipe: PaperRecipe, cohort: str, rows: list[str], out: Path) -> R
     return comparison
 
 
-def _shown(table: PaperTable, folder: Path) -> Path:
+def _shown(table: PaperTable, folder: Path, given: Mapping[str, Mapping[str, str]]) -> Path:
     """Prints and writes the table and draws the figure, whichever the recipe has; the last that was written."""
     if table.recipe.metrics:
         _print(table)
     if not table.recipe.name.startswith("figure") or (table.recipe.cohorts and not table.comparisons):
         return table.save(folder)
-    pictures = _drawn(table, folder)
+    pictures = _drawn(table, folder, given)
     if table.recipe.metrics:
         table.save(folder, pictures)
     return next(iter(pictures.values()))
@@ -200,8 +200,8 @@ def _two_lines(cell: str, rank: int | None) -> Text:
     return Text.assemble((own, STYLES.get(rank, "")), newline, (paper, "dim"))
 
 
-def _drawn(table: PaperTable, folder: Path) -> dict[str, Path]:
-    """The figure of each cohort as PNG, by the title of the cohort; or one that needs none."""
+def _drawn(table: PaperTable, folder: Path, given: Mapping[str, Mapping[str, str]]) -> dict[str, Path]:
+    """The pictures of each cohort as PNG, by the title of the cohort; or one that needs none."""
     from psamil.report.paper_figures import FIGURES
 
     recipe, draw = table.recipe, FIGURES[table.recipe.name]
@@ -210,5 +210,9 @@ def _drawn(table: PaperTable, folder: Path) -> dict[str, Path]:
     drawn = {}
     for name, comparison in table.comparisons.items():
         titled = {recipe.models[run.name].title: run.path for run in comparison.runs}
-        drawn[recipe.cohorts[name].title] = draw(titled, folder / name)[0]
+        labels = given[name].get("tile_labels")
+        files = draw(titled, folder / name, **({} if labels is None else {"tile_labels": Path(labels)}))
+        for file in (file for file in files if file.suffix == ".png"):
+            size = file.stem.removeprefix(recipe.name).replace("-", " ")
+            drawn[f"{recipe.cohorts[name].title}{size and ','}{size}"] = file
     return drawn

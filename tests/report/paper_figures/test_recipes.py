@@ -1,5 +1,7 @@
 """Every recipe of a figure end to end, as users start it, on a small simulated cohort."""
 
+import base64
+
 import pandas as pd
 import pytest
 
@@ -13,6 +15,7 @@ ROWS = {  # of many, some
     "figure-alpha": ["gaussian-alpha-0", "gaussian-alpha-0.1", "cauchy-alpha-0", "cauchy-alpha-0.1"],
     "figure-tau": ["gaussian-tau-0.001", "gaussian-tau-0.1"],
     "figure-cost": ["bayes_mil", "psa-gaussian"],
+    "figure-maps": ["abmil", "psa-gaussian"],
 }
 
 
@@ -33,12 +36,20 @@ def test_every_recipe_is_trained_and_drawn(name, cohort, tmp_path):
         for option, value in SMALL.get(recipe.models[row].settings.get("model", row), {}).items()
     ]
     options = ["study.classes=[negative, positive]", "study.folds=2", "study.val=0.4", "training.epochs=1", *sizes]
-    paths = ["--features", f"crc={cohort}", "--labels", f"crc={cohort / 'labels.csv'}", "--out", str(tmp_path)]
+    (of,) = recipe.cohorts
+    paths = ["--features", f"{of}={cohort}", "--labels", f"{of}={cohort / 'labels.csv'}", "--out", str(tmp_path)]
+    if recipe.cohorts[of].tile_labels_from:
+        paths += ["--tile-labels", f"{of}={cohort / 'tiles'}"]
     words = ["reproduce", name, *paths, "--models", *rows, "--options", *options, f"study.cache={cohort.parent / 'c'}"]
     with pytest.raises(SystemExit) as ended:
         main(words)
     assert not ended.value.code
-    for ending in ("png", "svg"):
-        assert (tmp_path / name / "crc" / f"{name}.{ending}").stat().st_size > 5_000
+    drawn = [name] if name != "figure-maps" else [f"{name}-{size}" for size in ("small", "median", "large")]
+    page = (tmp_path / name / "index.html").read_text()
+    for file in drawn:
+        assert (tmp_path / name / of / f"{file}.svg").stat().st_size > 5_000
+        picture = (tmp_path / name / of / f"{file}.png").read_bytes()
+        assert len(picture) > 5_000
+        assert base64.b64encode(picture).decode() in page
     titles = {recipe.models[row].title for row in rows}
-    assert set(pd.read_csv(tmp_path / name / "crc" / f"{name}.csv")["run"]) == titles
+    assert set(pd.read_csv(tmp_path / name / of / f"{name}.csv")["run"]) == titles
