@@ -194,6 +194,27 @@ def test_the_command_line(study, cluster, tmp_path, capsys):
     assert "done: 1 slides, 16 tiles" in capsys.readouterr().out
 
 
+def test_a_table_of_the_paper_is_the_same_on_the_cluster(study, cluster, tmp_path, capsys):
+    home = study / "cohort"
+    words = ["--features", f"crc={home}", "--labels", f"crc={home / 'labels.csv'}", "--models", "abmil", "dtfd"]
+    small = ["study.classes=[negative, positive]", "study.folds=2", f"study.cache={study / 'cache'}"]
+    small += ["training.epochs=1", "abmil.model_options.hidden=4", "dtfd.model_options.hidden=4"]
+    for name, engine in (("here", "local"), ("there", "ray")):
+        with pytest.raises(SystemExit) as ended:
+            main(
+                ["reproduce", "table1", *words, "--out", str(tmp_path / name), "--options", *small, "--engine", engine]
+            )
+        assert not ended.value.code
+        told = capsys.readouterr()
+        assert ("4/4" in told.err) == (engine == "ray")
+        assert "DTFD-MIL" in told.out
+    torch.set_num_threads(1)  # which the verb has changed
+    found, expected = content(tmp_path / "there"), content(tmp_path / "here")
+    table = "table1/crc/table.csv"  # names the folders of the runs
+    expected[table] = expected[table].replace(b"/here/", b"/there/")
+    assert differing(found, expected) == []
+
+
 def test_a_cluster_of_this_computer_is_started_and_ended(tmp_path):
     """In a process of its own, which is not connected yet, and which is stopped in the end."""
     code = """
