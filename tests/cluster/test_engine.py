@@ -199,14 +199,13 @@ def test_a_table_of_the_paper_is_the_same_on_the_cluster(study, cluster, tmp_pat
     words = ["--features", f"crc={home}", "--labels", f"crc={home / 'labels.csv'}", "--models", "abmil", "dtfd"]
     small = ["study.classes=[negative, positive]", "study.folds=2", f"study.cache={study / 'cache'}"]
     small += ["training.epochs=1", "abmil.model_options.hidden=4", "dtfd.model_options.hidden=4"]
-    for name, engine in (("here", "local"), ("there", "ray")):
+    for name, where in (("here", "local"), ("there", "ray")):
+        out = ["--out", str(tmp_path / name), "--engine", where]
         with pytest.raises(SystemExit) as ended:
-            main(
-                ["reproduce", "table1", *words, "--out", str(tmp_path / name), "--options", *small, "--engine", engine]
-            )
+            main(["reproduce", "table1", *words, *out, "--options", *small])
         assert not ended.value.code
         told = capsys.readouterr()
-        assert ("4/4" in told.err) == (engine == "ray")
+        assert ("4/4" in told.err) == (where == "ray")
         assert "DTFD-MIL" in told.out
     torch.set_num_threads(1)  # which the verb has changed
     found, expected = content(tmp_path / "there"), content(tmp_path / "here")

@@ -76,7 +76,10 @@ def test_one_fold(home, bags, tmp_path):
     export_run(home / "run", tmp_path / "one", fold=1)
     assert_equal(psamil.load(home / "run" / "folds" / "1").predict(bags), psamil.load(tmp_path / "one").predict(bags))
     per_fold = read_json(home / "run" / "summary.json")["metrics"]["auc"]["per_fold"]
-    assert read_json(tmp_path / "one" / "config.json")["metrics"]["auc"] == {"mean": per_fold[1]}
+    found = read_json(tmp_path / "one" / "config.json")["metrics"]
+    assert found["auc"].keys() == {"mean", "low", "high"}
+    assert found["auc"]["mean"] == per_fold[1]
+    assert all(row["low"] <= row["mean"] <= row["high"] for row in found.values())
     assert "in the test part of this fold" in card(tmp_path / "one")
     with pytest.raises(OptionError, match="fold must be from 0 to 1"):
         export_run(home / "run", tmp_path / "two", fold=2)
@@ -129,6 +132,9 @@ def test_the_card(home):
     assert (
         f"| auc | {summary['mean']:.3f} | {summary['sd']:.3f} | {summary['low']:.3f} to {summary['high']:.3f} |" in text
     )
+    rows = [line for line in text.splitlines() if line.startswith(("| accuracy", "| balanced_accuracy", "| f1"))]
+    assert len(rows) == 3
+    assert all(re.search(r"\d\.\d{3} to \d\.\d{3}", row) for row in rows)  # every metric has its interval
     for said in (
         "The class (label) of a slide: negative, positive.",
         "Not for diagnosis",

@@ -22,6 +22,8 @@ from psamil.evaluation.model_card import model_card
 from psamil.evaluation.predictor import Member
 from psamil.evaluation.run_comparison import FinishedRun
 from psamil.evaluation.run_folder import METRICS_FILE, job_folder
+from psamil.evaluation.score_intervals import score_with_intervals
+from psamil.evaluation.scores import threshold_of
 from psamil.files import atomic_write, content_hash, files_below, read_json, unwritable, without_nan, write_json
 from psamil.training.fold import MODEL_FILE
 from psamil.training.saved_model import SavedModel
@@ -150,15 +152,25 @@ def _config(run: FinishedRun, jobs_folds: Sequence[int], models: Sequence[dict[s
 
 
 def _metrics(run: FinishedRun, exported: Sequence[int]) -> dict[str, Any]:
-    """Those of the summary; of one fold of several, its own, which have neither spread nor interval."""
-    kept = ("mean", "sd", "low", "high")
+    """Those of the summary, or of one fold of several its own, which have no spread; with intervals over patients."""
     found: dict[str, dict[str, Any]] = run.summary["metrics"]
-    if len(exported) == len(run.splits):
-        return {name: {key: row[key] for key in kept if key in row} for name, row in found.items()}
-    tested = [k for k in run.summary["finished"] if run.splits[k].test]
-    if exported[0] not in tested:
+    if not found:
         return {}
-    return {name: {"mean": row["per_fold"][tested.index(exported[0])]} for name, row in found.items()}
+    rows: dict[str, dict[str, Any]]
+    if len(exported) == len(run.splits):
+        kept = ("mean", "sd", "low", "high")
+        rows = {name: {key: row[key] for key in kept if key in row} for name, row in found.items()}
+    else:
+        tested = [k for k in run.summary["finished"] if run.splits[k].test]
+        if exported[0] not in tested:
+            return {}
+        rows = {name: {"mean": row["per_fold"][tested.index(exported[0])]} for name, row in found.items()}
+    patients = run.patients[run.patients["fold"].isin(exported)]
+    validation = {k: run.validation(k) for k in exported}
+    thresholds = {float(k): threshold_of(table, run.task) if len(table) else 0.5 for k, table in validation.items()}
+    for name, interval in score_with_intervals(patients, run.task, thresholds).items():
+        rows[name] = {"low": interval.low, "high": interval.high} | rows[name]
+    return rows
 
 
 def _checked_licence(licence: str | None) -> str | None:

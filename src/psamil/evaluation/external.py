@@ -32,19 +32,15 @@ from psamil.evaluation.fold_localisation import (
     metrics_of_maps,
     threshold_of_tiles,
 )
-from psamil.evaluation.intervals import Interval, bootstrap_interval
 from psamil.evaluation.predictor import Member, Prediction, Predictor
-from psamil.evaluation.resampling import Statistic, auc_statistic, concordance_statistic, statistic_of_rows
 from psamil.evaluation.run_folder import DATA, METRICS_FILE, PREDICTIONS_FILE, SPLITS_FILE, data_of
-from psamil.evaluation.scores import by_patient, score, truth
+from psamil.evaluation.score_intervals import score_with_intervals
+from psamil.evaluation.scores import by_patient, truth
 from psamil.evaluation.tile_maps import evidence_for_second_class
 from psamil.evaluation.tile_resamples import interval_over_folds
 from psamil.files import without_nan, write_json
-from psamil.training.metrics import Integers
-from psamil.training.tasks import Task
 
 OVERLAPS = ("refuse", "leave out", "allow")
-RESAMPLES = 1000
 OUTCOME_COLUMNS = ("target", "time", "event", "censorship")
 
 
@@ -107,7 +103,7 @@ def evaluate_run(
     Args:
         predictor: all models of a run, or one.
         cohort: whose damaged slides are set aside already (:meth:`psamil.cohort.Cohort.checked`). If it has labels of
-            tiles, localisation is tested as well, without intervals.
+            tiles, localisation is tested as well.
         out: new folder for ``metrics.json`` and ``predictions.csv``; with labels of tiles, ``tile_scores.safetensors``.
         overlap: what to do with samples that the models were trained on: "refuse", "leave out" or "allow".
         annotations: what to record about where the labels of tiles come from.
@@ -153,27 +149,6 @@ def evaluate_run(
     result = without_nan(result)
     write_json(out / METRICS_FILE, result)
     return json.loads(json.dumps(result))  # as it reads back
-
-
-def score_with_intervals(patients: pd.DataFrame, task: Task, threshold: float) -> dict[str, Interval]:
-    """All metrics of a table of patients. Classes, or event and censored, keep their numbers in the resamples."""
-    names = patients["patient"].to_numpy()
-    strata = {"classification": "truth", "survival": "event"}.get(task.kind)
-    kinds = None if strata is None else patients[strata].to_numpy()
-    scores_of: dict[bytes, dict[str, float]] = {}  # resamples are the same for all metrics
-
-    def score_rows(rows: Integers) -> dict[str, float]:
-        key = rows.tobytes()
-        if key not in scores_of:
-            scores_of[key] = score(patients.iloc[rows], task, threshold)
-        return scores_of[key]
-
-    intervals = {}
-    for metric in score_rows(np.arange(len(patients))):
-        quick = _quick_statistic(metric, patients, task)
-        statistic = quick or statistic_of_rows(lambda rows, metric=metric: score_rows(rows)[metric])  # type: ignore[misc]
-        intervals[metric] = bootstrap_interval(statistic, names, kinds, resamples=RESAMPLES)
-    return intervals
 
 
 def find_overlap(predictor: Predictor, cohort: Cohort) -> Overlap:
@@ -270,13 +245,3 @@ def _table(predictions: Sequence[Prediction], cohort: Cohort) -> pd.DataFrame:
     rows = pd.DataFrame([prediction.row() for prediction in predictions])
     known = {"patient": cohort.patients, **truth(cohort.outcome)}
     return pd.concat([rows[["sample"]], pd.DataFrame(known), rows.drop(columns="sample")], axis=1)
-
-
-def _quick_statistic(metric: str, patients: pd.DataFrame, task: Task) -> Statistic | None:
-    """Of the metrics that can be taken of all resamples at once."""
-    if metric == "auc":
-        positive = task.classes[1]  # type: ignore[attr-defined]
-        return auc_statistic(patients["truth"] == positive, patients[f"prob_{positive}"])
-    if metric == "c_index":
-        return concordance_statistic(patients["time"], patients["event"], patients["risk"])
-    return None

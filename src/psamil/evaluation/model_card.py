@@ -174,7 +174,10 @@ def _results(config: Config) -> Iterator[str]:
         yield f"| {name} | {_number(row['mean'])} | {_number(row.get('sd'))} | {interval} |"
     yield ""
     if one_fold:
-        yield "By patient, in the test part of this fold; its models have not seen these patients."
+        yield (
+            "By patient, in the test part of this fold; its models have not seen these patients. Intervals are "
+            "bootstrap intervals over patients."
+        )
         return
     yield (
         "By patient: the mean over folds, each tested on patients that its models have not seen. Intervals are "
