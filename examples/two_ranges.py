@@ -4,7 +4,8 @@
 
 A slide is positive if tiles of two kinds lie within 2 steps of each other, or tiles of two other kinds within 7: one of
 the two, by the toss of a coin. Whoever sees one range alone is right about half of the positive slides (AUC 0.75). The
-same PSA-MIL, 3 heads that begin at about 5 steps (``--k-init``), is trained
+same PSA-MIL, 3 heads that begin at about 5 steps (``--k-init``; ``--published`` for the radii and tau of the published
+configurations), is trained
 
 - without the diversity loss;
 - with it, at the paper's weight alpha = 0.001 and at 0.01;
@@ -35,9 +36,9 @@ from psamil.training.settings import TrainingSettings
 
 RANGES_STEPS = (2.0, 7.0)
 BANDS_STEPS = [(r, 1.5 * r + 0.5) for r in RANGES_STEPS]  # partners lie within the first, others beyond the second
-PSA: dict[str, Any] = {"heads": 3, "head_dim": 32, "tau": 0.1, "k_max": 17.0}
-K_INIT_STEPS = 5.0
+PSA: dict[str, Any] = {"heads": 3, "head_dim": 32, "tau": 0.1, "k_max": 17.0, "k_init": 5.0}
 """The initial radii are at a quarter of the way from k_min to k_max, as in the published configurations."""
+PUBLISHED: dict[str, Any] = {"tau": 1e-3, "k_max": 25.0, "k_init": 7.0}
 RUNS: dict[str, dict[str, Any]] = {
     "no diversity loss": {"alpha": 0.0},
     "diversity loss, 0.0001": {"alpha": 0.0001},
@@ -51,12 +52,12 @@ RUNS: dict[str, dict[str, Any]] = {
 SHOWN = [name for name in RUNS if not name.endswith("0.0001") and name != "legacy"]
 
 
-def settings(options: dict[str, Any], epochs: int, k_init: float) -> TrainingSettings:
+def settings(options: dict[str, Any], epochs: int) -> TrainingSettings:
     common: dict[str, Any] = {"lr": 1e-3, "prior_lr_scale": 10.0, "patience": None}
-    return TrainingSettings(model="psa", model_options={**PSA, "k_init": k_init, **options}, epochs=epochs, **common)
+    return TrainingSettings(model="psa", model_options=options, epochs=epochs, **common)
 
 
-def train(out: Path, name: str, *, slides: int, seeds: int, epochs: int, k_init: float) -> Path:
+def train(out: Path, name: str, *, slides: int, seeds: int, epochs: int, psa: dict[str, Any]) -> Path:
     """Simulates the slides unless they are there, and trains a model or goes on with its run."""
     folder = out / "cohort"
     if not (folder / "labels.csv").exists():
@@ -74,7 +75,7 @@ def train(out: Path, name: str, *, slides: int, seeds: int, epochs: int, k_init:
             target="label",
             splits=splits_from_columns(cohort, ["part"]),
             seeds=seeds,
-            training=settings(RUNS[name], epochs, k_init),
+            training=settings({**psa, **RUNS[name]}, epochs),
             report=shown.report,
             on_step=shown.on_step,
         )
@@ -99,11 +100,14 @@ if __name__ == "__main__":
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--slides", type=int, default=400)
     parser.add_argument("--epochs", type=int, default=15)
-    parser.add_argument("--k-init", type=float, default=K_INIT_STEPS, help="radius at which heads begin, in tile steps")
+    parser.add_argument("--published", action="store_true", help="radii and tau as in the published configurations")
+    parser.add_argument("--k-init", type=float, help="radius at which heads begin, in tile steps")
     arguments = parser.parse_args()
+    psa = PSA | (PUBLISHED if arguments.published else {})
+    psa |= {} if arguments.k_init is None else {"k_init": arguments.k_init}
     torch.set_num_threads(1)  # tensors this small are fastest on one thread
     sizes: dict[str, Any] = {"slides": arguments.slides, "seeds": arguments.seeds}
-    sizes |= {"epochs": arguments.epochs, "k_init": arguments.k_init}
+    sizes |= {"epochs": arguments.epochs, "psa": psa}
     runs = {name: train(arguments.out, name, **sizes) for name in arguments.runs}
     tell(runs)
     print(*draw_dynamics(runs, arguments.out, planted_steps=BANDS_STEPS), sep="\n")

@@ -16,7 +16,7 @@ def test_two_ranges(tmp_path, capsys):
     assert len(example["SHOWN"]) == 5  # as in the docs
     assert set(example["SHOWN"]) < set(example["RUNS"])
     names = ("diversity loss, 0.001", "legacy")
-    runs = {name: example["train"](tmp_path, name, slides=15, seeds=1, epochs=1, k_init=3.0) for name in names}
+    runs = {name: example["train"](tmp_path, name, slides=15, seeds=1, epochs=1, psa={"k_init": 3.0}) for name in names}
     options = read_run(runs["legacy"])["settings"]["model_options"]
     assert (options["preset"], options["k_init"]) == ("legacy", 3.0)
     example["tell"](runs)
