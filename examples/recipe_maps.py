@@ -70,7 +70,7 @@ if __name__ == "__main__":
         tested = [RunOnSlides.of(FinishedRun.load(folder), bags) for folder in folders]
         if seed == arguments.seeds[0]:
             named = {folder.name: folder for folder in folders}
-            draw_maps(named, arguments.out, tile_labels=cohort / "tiles", name="recipe-lesion")
+            draw_maps(named, arguments.out, features=cohort, tile_labels=cohort / "tiles", name="recipe-lesion")
         for run in tested:
             rows.append({"seed": seed, "model": run.run.name, **localisation(run, labels)})
             pd.DataFrame(rows).to_csv(arguments.out / "in_tissue.csv", index=False)

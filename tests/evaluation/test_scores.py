@@ -9,6 +9,7 @@ import pytest
 from psamil.cohort import Classification, MultiLabel, Regression, Survival
 from psamil.evaluation.experiment import write_table
 from psamil.evaluation.scores import (
+    by_fold_and_patient,
     by_patient,
     prediction_table,
     read_predictions,
@@ -108,3 +109,13 @@ def test_patients_are_the_mean_of_their_slides():
     assert patients.set_index("patient").loc["3", "prob_yes"] == pytest.approx(slides["prob_yes"].mean())
     _, contradictory = table_of(OUTCOMES["two classes"])
     pd.testing.assert_frame_equal(by_patient(contradictory), contradictory)
+
+
+def test_slides_that_differ_in_one_fold_do_not_keep_those_of_others_apart():
+    rows = [(0, "a", "no", 0.2), (0, "a", "no", 0.4), (1, "b", "no", 0.5), (1, "b", "yes", 0.7), (1, "c", "no", 0.1)]
+    table = pd.DataFrame(rows, columns=["fold", "patient", "truth", "prob_yes"]).assign(part="test")
+    table["sample"] = [f"s{i}" for i in range(5)]
+    found = by_fold_and_patient(table)
+    assert found["patient"].tolist() == ["a", "b", "b", "c"]
+    assert found["prob_yes"].tolist() == pytest.approx([0.3, 0.5, 0.7, 0.1])
+    assert len(by_patient(table)) == 5

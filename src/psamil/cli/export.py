@@ -52,6 +52,8 @@ def export(
     def track(jobs: Sequence[Job]) -> Iterable[Job]:
         with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
             yield from bar.track(jobs, description="exporting models")
+        if console.is_terminal:
+            console.print("Intervals over patients for the card ...")
 
     export_run(run, to, fold=fold, licence=licence, repository=push, progress=track)
     if licence is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -110,7 +111,7 @@ def reproduce(
         say(f"Not finished: {', '.join(unfinished)}. The table is made when all folds are.")
         return 2 if failed else 0
     comparisons = {name: _compared(recipe, name, of, out) for name, of in trained.items() if of}
-    written = _shown(PaperTable(recipe, comparisons, notes, failed), out / what, chosen)
+    written = _shown(PaperTable(recipe, comparisons, notes, failed), out / what, files)
     if failed:
         print(f"wrote {written}")
         return 2
@@ -144,13 +145,13 @@ def _compared(recipe: PaperRecipe, cohort: str, rows: list[str], out: Path) -> R
     return comparison
 
 
-def _shown(table: PaperTable, folder: Path, given: Mapping[str, Mapping[str, str]]) -> Path:
+def _shown(table: PaperTable, folder: Path, files: Mapping[str, Mapping[str, Any]]) -> Path:
     """Prints and writes the table and draws the figure, whichever the recipe has; the last that was written."""
     if table.recipe.metrics:
         _print(table)
     if not table.recipe.name.startswith("figure") or (table.recipe.cohorts and not table.comparisons):
         return table.save(folder)
-    pictures = _drawn(table, folder, given)
+    pictures = _drawn(table, folder, files)
     if table.recipe.metrics:
         table.save(folder, pictures)
     return next(iter(pictures.values()))
@@ -200,8 +201,14 @@ def _two_lines(cell: str, rank: int | None) -> Text:
     return Text.assemble((own, STYLES.get(rank, "")), newline, (paper, "dim"))
 
 
-def _drawn(table: PaperTable, folder: Path, given: Mapping[str, Mapping[str, str]]) -> dict[str, Path]:
-    """The pictures of each cohort as PNG, by the title of the cohort; or one that needs none."""
+def _drawn(table: PaperTable, folder: Path, files: Mapping[str, Mapping[str, Any]]) -> dict[str, Path]:
+    """The pictures of each cohort as PNG, by the title of the cohort; or one that needs none.
+
+    Args:
+        table: with the runs.
+        folder: of what is drawn.
+        files: what study files of the cohorts would hold.
+    """
     from psamil.report.paper_figures import FIGURES
 
     recipe, draw = table.recipe, FIGURES[table.recipe.name]
@@ -210,9 +217,11 @@ def _drawn(table: PaperTable, folder: Path, given: Mapping[str, Mapping[str, str
     drawn = {}
     for name, comparison in table.comparisons.items():
         titled = {recipe.models[run.name].title: run.path for run in comparison.runs}
-        labels = given[name].get("tile_labels")
-        files = draw(titled, folder / name, **({} if labels is None else {"tile_labels": Path(labels)}))
-        for file in (file for file in files if file.suffix == ".png"):
-            size = file.stem.removeprefix(recipe.name).replace("-", " ")
-            drawn[f"{recipe.cohorts[name].title}{size and ','}{size}"] = file
+        data = {}
+        if recipe.name == "figure-maps":  # which shows slides
+            data = {option: Path(files[name][option]) for option in ("features", "tile_labels")}
+        for file in draw(titled, folder / name, **data):
+            if file.suffix == ".png":
+                part = file.stem.removeprefix(recipe.name).replace("-", " ")
+                drawn[recipe.cohorts[name].title + (f",{part}" if part else "")] = file
     return drawn

@@ -90,6 +90,10 @@ class TileLabels:
             raise DataError(path, cause, "label every tile of the feature file, in its order")
         return labels if kept is None else labels.take(kept)
 
+    def count(self, slide: str) -> int:
+        """How many tiles its file says are positive."""
+        return int(_read(self.files[slide]).positive.sum())
+
     def fingerprint(self, slides: Iterable[str]) -> str:
         """SHA-256 of the labels of these slides."""
         known = [[slide, content_hash(self.files[slide])] for slide in sorted(slides) if slide in self.files]

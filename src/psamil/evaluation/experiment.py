@@ -39,6 +39,7 @@ from psamil.evaluation.run_folder import (
     job_folder,
 )
 from psamil.evaluation.scores import (
+    by_fold_and_patient,
     by_patient,
     mean_over_seeds,
     prediction_table,
@@ -277,7 +278,7 @@ def test_metrics(run: Path, jobs_of_fold: dict[int, list[Path]]) -> dict[str, An
 
 def _intervals(table: pd.DataFrame, task: Any) -> dict[str, Any]:
     """Bootstrap intervals over patients of the measures that folds share."""
-    patients = by_patient(table)
+    patients = by_fold_and_patient(table)
     names, folds = patients["patient"].to_numpy(), patients["fold"].to_numpy()
     if task.kind == "classification" and task.n_out == 1:
         positive = task.classes[1]

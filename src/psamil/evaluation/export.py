@@ -17,13 +17,13 @@ from typing import Any
 
 from psamil.errors import DataError, OptionError
 from psamil.evaluation.exported import CARD_FILE, CONFIG_FILE, FORMAT, FORMAT_VERSION, read_config
-from psamil.evaluation.fold_localisation import LOCALISATION_FILE, threshold_of_tiles
+from psamil.evaluation.fold_localisation import LOCALISATION_FILE, localisation_intervals, threshold_of_tiles
 from psamil.evaluation.model_card import model_card
 from psamil.evaluation.predictor import Member
 from psamil.evaluation.run_comparison import FinishedRun
-from psamil.evaluation.run_folder import METRICS_FILE, job_folder
+from psamil.evaluation.run_folder import METRICS_FILE, PREDICTIONS_FILE, job_folder
 from psamil.evaluation.score_intervals import score_with_intervals
-from psamil.evaluation.scores import threshold_of
+from psamil.evaluation.scores import by_fold_and_patient, read_predictions, threshold_of
 from psamil.files import atomic_write, content_hash, files_below, read_json, unwritable, without_nan, write_json
 from psamil.training.fold import MODEL_FILE
 from psamil.training.saved_model import SavedModel
@@ -165,11 +165,15 @@ def _metrics(run: FinishedRun, exported: Sequence[int]) -> dict[str, Any]:
         if exported[0] not in tested:
             return {}
         rows = {name: {"mean": row["per_fold"][tested.index(exported[0])]} for name, row in found.items()}
-    patients = run.patients[run.patients["fold"].isin(exported)]
-    validation = {k: run.validation(k) for k in exported}
-    thresholds = {float(k): threshold_of(table, run.task) if len(table) else 0.5 for k, table in validation.items()}
-    for name, interval in score_with_intervals(patients, run.task, thresholds).items():
-        rows[name] = {"low": interval.low, "high": interval.high} | rows[name]
+    predictions = read_predictions(run.path / PREDICTIONS_FILE)
+    patients = by_fold_and_patient(predictions[predictions["fold"].isin(exported)])
+    thresholds = {float(k): threshold_of(run.validation(k), run.task) for k in exported}
+    intervals = score_with_intervals(patients, run.task, thresholds)
+    bounds = {name: (interval.low, interval.high) for name, interval in intervals.items()}
+    bounds |= localisation_intervals([[job for k, job in run.jobs() if k == fold] for fold in exported])
+    for name, (low, high) in bounds.items():
+        if name in rows:
+            rows[name] = {"low": low, "high": high} | rows[name]
     return rows
 
 

@@ -81,6 +81,11 @@ def by_patient(table: pd.DataFrame) -> pd.DataFrame:
     return patient_predictions(table, known, predicted)
 
 
+def by_fold_and_patient(table: pd.DataFrame) -> pd.DataFrame:
+    """The same of each fold by itself."""
+    return pd.concat([by_patient(of_fold) for _, of_fold in table.groupby("fold")], ignore_index=True)
+
+
 def threshold_of(table: pd.DataFrame, task: Task) -> float:
     """Of the positive class, where balanced accuracy is highest on validation; one half where that is not defined."""
     if len(table) == 0 or not isinstance(task, ClassificationTask) or task.n_out > 1:

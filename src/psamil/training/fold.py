@@ -174,7 +174,8 @@ class _Training:
         patience = self.settings.patience
         while self.progress.epoch < self.settings.epochs:
             epoch = self.progress.epoch
-            is_stuck = patience is not None and len(self.val) and epoch - self.progress.improved_epoch > patience
+            waited = epoch - self.progress.improved_epoch
+            is_stuck = patience is not None and len(self.val) > 0 and waited > patience
             if is_stuck and epoch >= self.settings.least_epochs:
                 break
             self.stopwatch.start()

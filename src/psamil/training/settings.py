@@ -56,7 +56,8 @@ class TrainingSettings:
     drop_epochs: list[int] = field(default_factory=list)
     """Epochs, from 0, at which it drops to ``drop_factor`` of what it would be, once for each."""
     plateau_epochs: int | None = None
-    """Epochs without a lower validation loss after which it drops as well. Default: it does not."""
+    """Epochs without a lower validation loss after which it drops as well; needs a validation part. Default: it does
+    not."""
     drop_factor: float = 0.1
     """See ``drop_epochs`` and ``plateau_epochs``."""
     prior_lr_scale: float = 100.0
@@ -68,7 +69,7 @@ class TrainingSettings:
     patience: int | None = 5
     """Epochs without a higher validation score after which training ends; null trains all epochs."""
     least_epochs: int = 0
-    """Epochs that are trained in any case."""
+    """Epochs before which patience ends nothing."""
     seed: int = 0
     """Of initial weights, order of samples, drawn tiles and dropout."""
     accelerator: str = "auto"

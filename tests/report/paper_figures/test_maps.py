@@ -54,6 +54,16 @@ def test_slides_are_chosen_by_the_size_of_their_lesion_and_scores_are_of_models_
     assert table.query("run == 'ABMIL' and slide == @slide")["score"].to_numpy() == pytest.approx(expected)
 
 
+def test_of_few_lesions_none_is_shown_twice(trained, tmp_path):
+    home, runs = trained
+    (tmp_path / "tiles").mkdir()
+    lesions = [file for file in sorted((home / "cohort" / "tiles").glob("*.npy")) if np.load(file).any()]
+    shutil.copy(lesions[0], tmp_path / "tiles")
+    moved = shutil.copytree(home / "cohort", tmp_path / "moved")
+    files = draw_maps(runs, tmp_path, tile_labels=tmp_path / "tiles", features=moved)
+    assert [file.name for file in files] == ["figure-maps-median.png", "figure-maps-median.svg", "figure-maps.csv"]
+
+
 def test_labels_without_a_lesion_are_named(trained, tmp_path):
     home, runs = trained
     shutil.copytree(home / "cohort" / "tiles", tmp_path / "tiles")

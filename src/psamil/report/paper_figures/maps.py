@@ -13,7 +13,7 @@ from psamil.errors import DataError
 from psamil.evaluation.experiment import write_table
 from psamil.evaluation.run_comparison import FinishedRun
 from psamil.evaluation.run_folder import features_of
-from psamil.readers import find_bags, open_bag
+from psamil.readers import find_bags
 from psamil.report.cases import Case, RunOnSlides, pictures_of
 from psamil.report.heat_maps import ScoredPicture, save_heat_map
 from psamil.report.paper_figures.figure_files import require_matplotlib
@@ -46,8 +46,8 @@ def draw_maps(
     if not counts:
         raise DataError(tile_labels, "labels no tile of a test slide of these runs as lesion", "name their tile labels")
     paths, rows = [], []
-    for size, share in QUARTILES.items():
-        slide = list(counts)[int(share * len(counts))]
+    chosen = {list(counts)[int(share * len(counts))]: size for size, share in reversed(QUARTILES.items())}
+    for slide, size in reversed(chosen.items()):  # of few slides, one may be at two quartiles
         case = Case(slide, f"{counts[slide]} tiles of lesion, outlined")
         for i, picture in enumerate(pictures_of(case, tested, labels=labels)):  # one, if all runs have the same tiles
             for ending in ("png", "svg"):
@@ -60,11 +60,7 @@ def draw_maps(
 
 def lesion_tiles(tested: RunOnSlides, labels: TileLabels) -> dict[str, int]:
     """How many tiles of lesion the test slides of a run have that have one, the fewest first."""
-    counts = {}
-    for slide, ref in sorted(tested.refs.items()):
-        if slide in labels.files:
-            n, dropped = open_bag(ref, **tested.reading).n, tested.reading.get("non_finite") == "drop"
-            counts[slide] = int(labels.of_slide(ref, n, dropped=dropped).sum())  # type: ignore[union-attr]
+    counts = {slide: labels.count(slide) for slide in sorted(tested.refs) if slide in labels.files}
     return dict(sorted(((slide, n) for slide, n in counts.items() if n), key=lambda item: item[1]))
 
 
