@@ -1,6 +1,7 @@
 """What the diversity loss does when there are two distances to learn, as Figure 3 of the paper.
 
     python examples/two_ranges.py runs/two-ranges
+    python examples/two_ranges.py runs/held --k-init 2.8 --k-max 8.2 --cohort-seed 2    # heads that labels leave there
 
 A slide is positive if tiles of two kinds lie within 2 steps of each other, or tiles of two other kinds within 7: one of
 the two, by the toss of a coin. Whoever sees one range alone is right about half of the positive slides (AUC 0.75). The
@@ -57,13 +58,15 @@ def settings(options: dict[str, Any], epochs: int) -> TrainingSettings:
     return TrainingSettings(model="psa", model_options=options, epochs=epochs, **common)
 
 
-def train(out: Path, name: str, *, slides: int, seeds: int, epochs: int, psa: dict[str, Any]) -> Path:
+def train(
+    out: Path, name: str, *, slides: int, cohort_seed: int = 0, seeds: int, epochs: int, psa: dict[str, Any]
+) -> Path:
     """Simulates the slides unless they are there, and trains a model or goes on with its run."""
     folder = out / "cohort"
     if not (folder / "labels.csv").exists():
         first, second = RANGES_STEPS
         sizes: dict[str, Any] = {"slides": slides, "tiles": 400, "tile_spread": 0.1, "phenotype_share": 0.025}
-        simulate(folder, range_steps=first, second_range_steps=second, **sizes)
+        simulate(folder, range_steps=first, second_range_steps=second, seed=cohort_seed, **sizes)
     cohort = Cohort.open(folder, folder / "labels.csv", target="label")
     run = out / name.replace("'", "").replace(",", "").replace(" ", "-")
     print(name)
@@ -102,11 +105,14 @@ if __name__ == "__main__":
     parser.add_argument("--epochs", type=int, default=15)
     parser.add_argument("--published", action="store_true", help="radii and tau as in the published configurations")
     parser.add_argument("--k-init", type=float, help="radius at which heads begin, in tile steps")
+    parser.add_argument("--k-max", type=float, help="largest radius, in tile steps")
+    parser.add_argument("--cohort-seed", type=int, default=0, help="of the simulated slides")
     arguments = parser.parse_args()
     psa = PSA | (PUBLISHED if arguments.published else {})
     psa |= {} if arguments.k_init is None else {"k_init": arguments.k_init}
+    psa |= {} if arguments.k_max is None else {"k_max": arguments.k_max}
     torch.set_num_threads(1)  # tensors this small are fastest on one thread
-    sizes: dict[str, Any] = {"slides": arguments.slides, "seeds": arguments.seeds}
+    sizes: dict[str, Any] = {"slides": arguments.slides, "seeds": arguments.seeds, "cohort_seed": arguments.cohort_seed}
     sizes |= {"epochs": arguments.epochs, "psa": psa}
     runs = {name: train(arguments.out, name, **sizes) for name in arguments.runs}
     tell(runs)
