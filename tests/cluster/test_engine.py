@@ -217,13 +217,14 @@ def test_a_table_of_the_paper_is_the_same_on_the_cluster(study, cluster, tmp_pat
 def test_a_cluster_of_this_computer_is_started_and_ended(tmp_path):
     """In a process of its own, which is not connected yet, and which is stopped in the end."""
     code = """
-import os, signal, threading, time
+import faulthandler, os, signal, threading, time
 from functools import partial
 from pathlib import Path
 from psamil.cluster.engine import Job, run_jobs
 from psamil.errors import OptionError
 from tests.cluster.lossy import hold, note
 
+faulthandler.dump_traceback_later(200)  # should it hang
 told = []
 
 def stop():
@@ -244,9 +245,12 @@ jobs = [Job("a", partial(note, Path("."), "a")), Job("hold", partial(hold, Path(
 run_jobs(jobs, tell=tell)
 """
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    ended = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=LIMIT_S
-    )
+    command = [sys.executable, "-c", code]
+    within = {"timeout": LIMIT_S - 60, "capture_output": True, "text": True}
+    try:
+        ended = subprocess.run(command, cwd=tmp_path, env=environment, **within)
+    except subprocess.TimeoutExpired as error:
+        pytest.fail(f"it hangs, after {error.stdout}: {error.stderr}")
     assert ended.returncode != 0
     refused, *rest = ended.stdout.splitlines()
     assert refused.startswith("no Ray cluster at 127.0.0.1:1: ")
