@@ -225,6 +225,7 @@ from psamil.errors import OptionError
 from tests.cluster.lossy import hold, note
 
 faulthandler.dump_traceback_later(200)  # should it hang
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which is ignored in what a shell runs in the background
 told = []
 
 def stop():
