@@ -12,17 +12,21 @@
 - ``msi``, ``brca``, ``lung``: TCGA slides without positions, 5 folds or the 10 published ones; by "context".
 
 Every model has the same recipe and about the same width; ``psa-shuffled`` is psa with tiles that exchange their places.
-``--ablate`` trains psa with one part of "detection" taken back at a time. A run that was stopped goes on. The table has
-the mean over seeds and a 95% interval by Student's t; for one seed the mean over folds, and an interval over patients.
+``--ablate`` trains psa with one part of "detection" taken back at a time. ``--search`` trains every model with and
+without dropped features, which some are better without, and shows what had the higher AUC on the validation part of
+each seed. A run that was stopped goes on. The table has the mean over seeds and a 95% interval by Student's t; for one
+seed the mean over folds, and an interval over patients.
 """
 
 import argparse
+import json
 import math
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import torch
 from all_models import WITHOUT_POSITIONS, narrow_options
@@ -49,15 +53,18 @@ LINEAR: dict[str, dict[str, Any]] = {  # models that learn little else by the ra
     "mean": {"model_options": {"hidden": 0}, "epochs": 40, "lr": 0.05, "patience": 15},
     "size": {"epochs": 40, "lr": 0.05, "patience": 15},
 }
+UNDROPPED = ", no features dropped"
 ABLATIONS: dict[str, dict[str, Any]] = {
     "psa": {},
     "psa, attention pooling": {"model_options": {"pooling": "linear"}},
     "psa, tiles of normal slides not told": {"negative_tiles": 0.0},
     "psa, radii begin at 7": {"model_options": {"k_init": 7.0}},
-    "psa, no features dropped": {"drop_features": 0.0},
+    f"psa{UNDROPPED}": {"drop_features": 0.0},
     "psa, weights not averaged": {"average_epochs": 0.0},
     "psa, 3 x 96": {"model_options": {"head_dim": 96}},
 }
+
+SEARCHED: dict[str, dict[str, Any]] = {"": {}, UNDROPPED: {"drop_features": 0.0}}
 
 
 def lesions(out: Path, data: Path, which: str, seed: int) -> tuple[Path, dict[str, Any]]:
@@ -95,8 +102,11 @@ def slides(out: Path, data: Path, which: str, seed: int) -> tuple[Path, dict[str
     return folder, {**known, "splits": splits_from_columns(cohort, columns, leaks="drop")}
 
 
-def variants(which: str, names: list[str] | None, ablate: bool) -> dict[str, dict[str, Any]]:
+def variants(which: str, names: list[str] | None, ablate: bool, search: bool = False) -> dict[str, dict[str, Any]]:
     """Settings of what is trained, by name."""
+    if search:
+        found = variants(which, names, ablate=False)
+        return {f"{name}{end}": {**found[name], **own} for name in found for end, own in SEARCHED.items()}
     if ablate:
         return {name: {"model": "psa", **ABLATIONS[name]} for name in names or ABLATIONS}
     narrow = narrow_options(48 if which in CELLS else 96)
@@ -109,6 +119,19 @@ def variants(which: str, names: list[str] | None, ablate: bool) -> dict[str, dic
     if which not in SLIDES:
         found["psa-shuffled"] = {**found["psa"], "positions": "shuffled"}
     return {name: found[name] for name in names or found}
+
+
+def validation_auc(run: Path) -> float:
+    """The mean over the folds and trainings of a run."""
+    folds = [json.loads(path.read_text())["val"] for path in sorted(run.glob("folds/*/seed-*/metrics.json"))]
+    return float(np.mean([metrics["auc"] for metrics in folds]))
+
+
+def chosen(runs: pd.DataFrame) -> pd.DataFrame:
+    """Of the variants of a model, on each seed the first of those with the highest AUC on the validation part."""
+    of_model = runs.assign(variant=runs["variant"].str.removesuffix(UNDROPPED))
+    best = of_model.groupby(["seed", "variant"], sort=False)["validation_auc"].idxmax()
+    return of_model.loc[best].sort_index()
 
 
 def table_of(runs: pd.DataFrame) -> Table:
@@ -141,17 +164,22 @@ if __name__ == "__main__":
     parser.add_argument("--trainings", type=int, default=1, help="per fold, whose predictions are averaged")
     parser.add_argument("--models", nargs="+", metavar="NAME", help="these alone")
     parser.add_argument("--ablate", action="store_true", help="psa, one part of the recipe taken back at a time")
+    parser.add_argument("--search", action="store_true", help="with and without dropped features, by validation")
     arguments = parser.parse_args()
     torch.set_num_threads(1)  # tensors this small are fastest on one thread
     which = arguments.what
-    if arguments.ablate and which not in LESIONS:
-        parser.error("--ablate is for lesions and plain-lesions")
-    table = f"{which}{'-ablated' * arguments.ablate}-{'-'.join(map(str, arguments.seeds))}.csv"
+    if (arguments.ablate or arguments.search) and which not in LESIONS:
+        parser.error("--ablate and --search are for lesions and plain-lesions")
+    if arguments.ablate and arguments.search:
+        parser.error("either --ablate or --search")
+    suffix = "-ablated" * arguments.ablate + "-searched" * arguments.search
+    table = f"{which}{suffix}-{'-'.join(map(str, arguments.seeds))}.csv"
     cohort_of = lesions if which in LESIONS else cells if which in CELLS else slides
+    trained = variants(which, arguments.models, arguments.ablate, arguments.search)
     rows = []
     for seed in arguments.seeds:
         folder, about = cohort_of(arguments.out, arguments.data, which, seed)
-        for name, settings in variants(which, arguments.models, arguments.ablate).items():
+        for name, settings in trained.items():
             print(f"{which} {seed} {name}")
             of_recipe = settings_of_recipe(about.get("recipe", "context"), settings["model"])
             epochs = settings.get("epochs", of_recipe.epochs)
@@ -161,6 +189,9 @@ if __name__ == "__main__":
                 run = fit(folder, folder / "labels.csv", run_folder, **{**about, **settings}, **calls)
             metrics = run.table
             means = {metric: metrics.loc[metric, "mean"] for metric in METRICS if metric in metrics.index}
-            rows.append({"seed": seed, "variant": name, **means, **metrics.loc["auc", ["low", "high"]].to_dict()})
+            validation = {"validation_auc": validation_auc(run_folder)} if arguments.search else {}
+            interval = metrics.loc["auc", ["low", "high"]].to_dict()
+            rows.append({"seed": seed, "variant": name, **means, **interval, **validation})
             pd.DataFrame(rows).to_csv(arguments.out / table, index=False)
-    Console().print(table_of(pd.DataFrame(rows)))
+    runs = pd.DataFrame(rows)
+    Console().print(table_of(chosen(runs) if arguments.search else runs))

@@ -76,6 +76,17 @@ def test_recipes_put_to_the_test(monkeypatch):
     assert list(table.columns[1].cells) == ["0.950 (0.900 to 1.000)", "0.850 (0.215 to 1.485)"]  # t of one degree
 
 
+def test_what_validation_finds_better_is_shown(monkeypatch):
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    example = runpy.run_path(str(EXAMPLES / "recipe.py"))
+    searched = example["variants"]("lesions", ["gtp"], False, search=True)
+    assert list(searched) == ["gtp", "gtp, no features dropped"]
+    assert ["drop_features" in own for own in searched.values()] == [False, True]
+    seeds, validation = [1, 1, 2, 2], [0.8, 0.9, 0.7, 0.7]
+    runs = pd.DataFrame({"seed": seeds, "variant": [*searched] * 2, "validation_auc": validation, "auc": [1, 2, 3, 4]})
+    assert example["chosen"](runs)["auc"].tolist() == [2, 3]
+
+
 def test_scores_are_counted_in_the_largest_piece_of_tissue():
     example = runpy.run_path(str(EXAMPLES / "recipe_maps.py"))
     xy = np.array([[0.0, 0], [1, 1], [2, 1], [9, 9], [9, 8]])
