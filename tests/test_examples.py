@@ -87,6 +87,21 @@ def test_what_validation_finds_better_is_shown(monkeypatch):
     assert example["chosen"](runs)["auc"].tolist() == [2, 3]
 
 
+def test_statistics_of_neighbouring_cells():
+    example = runpy.run_path(str(EXAMPLES / "neighbourhoods.py"))
+    types = np.eye(2)[[0, 0, 1, 1]]  # a pair of one type, and far from it a pair of the other
+    pairs = example["shares"](types, np.array([[0.0, 0], [0, 1], [9, 9], [9, 8]]), 1)
+    np.testing.assert_allclose(pairs, [[0.5, 0], [0, 0.5]])
+    more = example["enrichment"](pairs, types.mean(0))
+    np.testing.assert_allclose(more[0], np.log([0.501 / 0.251, 0.001 / 0.251]))
+    assert example["shares"](types[:1], np.zeros((1, 2)), 10).sum() == 0
+    patients, generator = np.arange(200) // 2, np.random.default_rng(0)
+    y, tests = patients % 2 == 0, [patients < 40, patients >= 60]
+    told, noise = y[:, None] + 0.1 * generator.normal(size=(200, 1)), generator.normal(size=(200, 1))
+    assert example["aucs_by_patient"](told, y, patients, tests) == [1, 1]
+    assert max(example["aucs_by_patient"](noise, y, patients, tests)) < 0.8
+
+
 def test_scores_are_counted_in_the_largest_piece_of_tissue():
     example = runpy.run_path(str(EXAMPLES / "recipe_maps.py"))
     xy = np.array([[0.0, 0], [1, 1], [2, 1], [9, 9], [9, 8]])
