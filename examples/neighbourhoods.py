@@ -104,12 +104,10 @@ if __name__ == "__main__":
     arguments = parser.parse_args()
     cohort = Cohort.open(arguments.cohort, arguments.cohort / "labels.csv", target="label", classes=arguments.classes)
     splits = k_fold(cohort, 5, repeats=arguments.repeats, seed=arguments.seed)
-    names = np.array([sample.id for sample in cohort.samples])
-    patients = np.array([sample.patient for sample in cohort.samples])
-    tests = [np.isin(names, list(fold.test)) for fold in splits.folds]
+    tests = [np.isin(cohort.ids, fold.test) for fold in splits.folds]
     y = np.array([sample.outcome == arguments.classes[1] for sample in cohort.samples])
     table = Table("statistic", "AUC", "sd over folds", "values")
     for name, x in statistics_of(cohort, arguments.k, arguments.seed).items():
-        aucs = aucs_by_patient(x, y, patients, tests)
+        aucs = aucs_by_patient(x, y, np.array(cohort.patients), tests)
         table.add_row(name, f"{np.mean(aucs):.3f}", f"{np.std(aucs, ddof=1):.3f}", str(x.shape[1]))
     Console().print(table)

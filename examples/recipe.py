@@ -54,17 +54,16 @@ LINEAR: dict[str, dict[str, Any]] = {  # models that learn little else by the ra
     "size": {"epochs": 40, "lr": 0.05, "patience": 15},
 }
 UNDROPPED = ", no features dropped"
+SEARCHED: dict[str, dict[str, Any]] = {"": {}, UNDROPPED: {"drop_features": 0.0}}
 ABLATIONS: dict[str, dict[str, Any]] = {
     "psa": {},
     "psa, attention pooling": {"model_options": {"pooling": "linear"}},
     "psa, tiles of normal slides not told": {"negative_tiles": 0.0},
     "psa, radii begin at 7": {"model_options": {"k_init": 7.0}},
-    f"psa{UNDROPPED}": {"drop_features": 0.0},
+    f"psa{UNDROPPED}": SEARCHED[UNDROPPED],
     "psa, weights not averaged": {"average_epochs": 0.0},
     "psa, 3 x 96": {"model_options": {"head_dim": 96}},
 }
-
-SEARCHED: dict[str, dict[str, Any]] = {"": {}, UNDROPPED: {"drop_features": 0.0}}
 
 
 def lesions(out: Path, data: Path, which: str, seed: int) -> tuple[Path, dict[str, Any]]:
