@@ -3,7 +3,8 @@
     logits = C log10(n / 1000) + c
 
 Where this does well, the size of the tissue is confounded with the label, and a model that sums or takes a maximum over
-tiles may have learned nothing else. n is the number of tiles of the bag; their features are not looked at.
+tiles may have learned nothing else. n is the number of tiles of the bag; their features are not looked at. C and c begin
+at zero: a first weight of the wrong sign would say the opposite until it has turned, which a short training may not reach.
 """
 
 import torch
@@ -20,6 +21,8 @@ class SizeControl(nn.Module):
     def __init__(self, in_dim: int, n_out: int) -> None:
         super().__init__()
         self.head = nn.Linear(1, n_out)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
 
     def forward(self, batch: PackedBags) -> ModelOutput:
         weight = self.head.weight
