@@ -1,6 +1,6 @@
 """Where the models look that examples/recipe.py has trained on ``lesions``, as pictures and as figures.
 
-    python examples/recipe_maps.py runs/recipe runs/maps --seeds 31 32 33 34 35 --models psa local gtp abmil
+    python examples/recipe_maps.py runs/recipe runs/maps --seeds 41 42 43 44 45 --models psa local gtp abmil
 
 - OUT/recipe-lesion-small, -median and -large, PNG and SVG: a slide each of the first seed, with a map for every model
   and the tiles of the lesion outlined. The slides are not chosen by what models make of them: of the test part, those

@@ -11,15 +11,12 @@ import torch
 from psamil.bag import PackedBags
 from psamil.cohort import BagCache, Cohort, Split, simulate
 from psamil.errors import DataError, OptionError
-from psamil.models import ibmil
-from psamil.models.ibmil import confounder_dictionary
 from psamil.models.pooling import MeanPooling
 from psamil.training import fold
 from psamil.training.class_tasks import ClassificationTask
 from psamil.training.fold import HISTORY_FILE, MODEL_FILE, STATE_FILE, train_fold
 from psamil.training.optimisation import lr_factor
 from psamil.training.prediction import loader_for, predict_logits
-from psamil.training.regularisation import WeightAverage
 from psamil.training.saved_model import SavedModel
 from psamil.training.settings import TrainingSettings
 from psamil.training.state import read_tensors, without_prefix
@@ -31,9 +28,7 @@ PSA = TrainingSettings(epochs=3, batch_samples=4, model_options={"heads": 2, "he
 MEAN = TrainingSettings(model="mean", epochs=3, batch_samples=4, model_options={"hidden": 4})
 DROPPED = replace(MEAN, optimizer="radam", lr=0.05, plateau_epochs=1, drop_epochs=[1], drop_factor=0.5, fall="cosine")
 DROPOUT = replace(MEAN, model_options={"hidden": 16, "dropout": 0.5}, samples_per_pass=1, max_tiles=30)
-AVERAGED = replace(
-    PSA, model_options={**PSA.model_options, "radius_weight": 1.0}, drop_features=0.3, average_epochs=1.5
-)
+THINNED = replace(PSA, model_options={**PSA.model_options, "radius_weight": 1.0}, drop_features=0.3)
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +114,7 @@ def test_the_order_of_tiles_does_not_matter(cohort, split, tmp_path):
     np.testing.assert_allclose(*logits, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("settings", [PSA, DROPOUT, AVERAGED, DROPPED], ids=["psa", "drawn", "averaged", "dropped"])
+@pytest.mark.parametrize("settings", [PSA, DROPOUT, THINNED, DROPPED], ids=["psa", "drawn", "thinned", "dropped"])
 @pytest.mark.parametrize("epochs_before", [1, 2, 3])
 def test_going_on_ends_with_the_same_bits(cohort, split, tmp_path, settings, epochs_before):
     whole = train_fold(cohort, split, settings, tmp_path / "whole")
@@ -248,50 +243,6 @@ def test_without_validation_the_last_weights_are_kept(cohort, split, tmp_path):
     assert (model.about["epochs"], model.about["best_epoch"]) == (3, 2)
     assert_same_bits(weights(model), last)
     assert "validation" not in (tmp_path / HISTORY_FILE).read_text()
-
-
-def test_averaged_weights_are_kept_and_others_trained(cohort, split, tmp_path):
-    states = []
-
-    def remember(record):
-        states.append(read_tensors(tmp_path / STATE_FILE, "")[0])
-
-    settings = replace(MEAN, average_epochs=1e-6)  # one step: the average is the weights
-    plain = train_fold(cohort, split, MEAN, tmp_path / "plain")
-    assert_same_bits(weights(plain), weights(train_fold(cohort, split, settings, tmp_path / "one step")))
-    everything = replace(MEAN, average_epochs=99.0, lr=0.1)
-    model = train_fold(cohort, Split(split.train, (), split.test), everything, tmp_path, remember)
-    trained, averaged = (without_prefix(name, states[-1]) for name in ("model", "average"))
-    assert_same_bits(weights(model), averaged)
-    assert not torch.equal(trained["head.weight"], averaged["head.weight"])
-    unaveraged = train_fold(
-        cohort, Split(split.train, (), split.test), replace(everything, average_epochs=0.0), tmp_path / "unaveraged"
-    )
-    assert_same_bits(weights(unaveraged), trained)
-
-
-@pytest.mark.parametrize("validated", [True, False])
-def test_an_average_is_of_one_stage_and_leaves_dictionaries_alone(cohort, split, monkeypatch, tmp_path, validated):
-    made, steps = [], []
-
-    def recorded(*args):
-        made.append(confounder_dictionary(*args))
-        return made[-1]
-
-    def add(average, model):
-        WeightAverage.add(average, model)
-        steps.append(average.steps)
-
-    monkeypatch.setattr(ibmil, "confounder_dictionary", recorded)
-    monkeypatch.setattr(fold, "WeightAverage", type("Recorded", (WeightAverage,), {"add": add}))
-    settings = TrainingSettings(
-        model="ibmil", model_options={"confounders": 2}, epochs=4, patience=None, lr=0.01, average_epochs=1.0
-    )
-    parts = split if validated else Split(split.train, (), split.test)
-    model = train_fold(cohort, parts, settings, tmp_path / "run").model
-    torch.testing.assert_close(model.dictionary, made[0], rtol=0, atol=0)
-    per_epoch = len(steps) // 4
-    assert steps == [*range(1, per_epoch + 1)] * 2 + [*range(1, 2 * per_epoch + 1)]
 
 
 def test_dropped_features_are_drawn_anew_in_each_step_and_not_in_validation(cohort, split, monkeypatch, tmp_path):

@@ -33,7 +33,6 @@ from psamil.training.tasks import TaskOptions
         ({"lr": float("nan")}, "first_lr must lie"),
         ({"drop_features": 1.0}, "drop_features is a share, from 0 to below 1, got 1.0"),
         ({"drop_features": -0.1}, "drop_features is a share"),
-        ({"average_epochs": -1.0}, "average_epochs must not be negative"),
         ({"seed": -1}, "seed must not be negative"),
         ({"weight_decay": -1.0}, "weight_decay must not be negative"),
         ({"gradient_clip": 0.0}, "gradient_clip must be positive"),

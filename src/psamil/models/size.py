@@ -3,8 +3,9 @@
     logits = C log10(n / 1000) + c
 
 Where this does well, the size of the tissue is confounded with the label, and a model that sums or takes a maximum over
-tiles may have learned nothing else. n is the number of tiles of the bag; their features are not looked at. C and c begin
-at zero: a first weight of the wrong sign would say the opposite until it has turned, which a short training may not reach.
+tiles may have learned nothing else. n is the number of tiles of the bag; their features are not looked at.
+C and c begin at zero: a first weight of the wrong sign would say the opposite until it has turned, which a short
+training may not reach.
 """
 
 import torch

@@ -48,14 +48,8 @@ def settings_of_recipe(recipe: str, model: str) -> TrainingSettings:
 
 
 def with_own_options(of_recipe: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of a model: those of the user and, unless they name a preset, what else the recipe says.
-
-    First radii of the recipe may lie outside of bounds of the user, and give way to them.
-    """
-    if "preset" in own:
-        return dict(own)
-    has_bounds = "k_min" in own or "k_max" in own
-    return {**{name: value for name, value in of_recipe.items() if not (has_bounds and name == "k_init")}, **own}
+    """Options of a model: those of the user and, unless they name a preset, what else the recipe says."""
+    return dict(own) if "preset" in own else {**of_recipe, **own}
 
 
 def for_model(training: TrainingSettings, recipe: str, model: str, options: Mapping[str, Any]) -> TrainingSettings:

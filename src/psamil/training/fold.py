@@ -35,7 +35,7 @@ from psamil.training.objective import Objective, Pass
 from psamil.training.optimisation import Schedule, new_optimizer
 from psamil.training.prediction import loader_for, predict_logits
 from psamil.training.ranks import Ranks, run_on_ranks
-from psamil.training.regularisation import WeightAverage, drop_features
+from psamil.training.regularisation import drop_features
 from psamil.training.saved_model import SavedModel
 from psamil.training.settings import TrainingSettings
 from psamil.training.state import (
@@ -64,7 +64,6 @@ class Progress:
     best_epoch: int = -1  # the one that is kept
     best: list[float] | None = None  # its validation score and minus its validation loss, compared in this order
     improved_epoch: int = -1  # the first one of the best score, from which patience counts
-    averaged_steps: int = 0  # of which the average of weights is made
     step_um: float | None = None
     history: list[dict[str, Any]] = field(default_factory=list)
 
@@ -164,9 +163,6 @@ class _Training:
         self.best = _copy(self.model)
         steps_per_epoch = math.ceil(len(self.train) / settings.batch_samples)
         self.schedule = Schedule(self.optimizer, settings, steps_per_epoch)
-        self.average: WeightAverage | None = None
-        if settings.average_epochs:
-            self.average = WeightAverage(max(1, round(settings.average_epochs * steps_per_epoch)))
         self._restore()
         self.stopwatch = Stopwatch(folder, self.fabric.device, self.progress.epoch)
 
@@ -181,8 +177,7 @@ class _Training:
             self.stopwatch.start()
             self._start_epoch(epoch)
             record = {"epoch": epoch, "loss": self._train_epoch(epoch), "lr": self.optimizer.param_groups[0]["lr"]}
-            with contextlib.nullcontext() if self.average is None else self.average.taken_by(self.model):
-                record |= {**self._validate(), **_radii(self.model)}
+            record |= {**self._validate(), **_radii(self.model)}
             self.progress.history.append(record)
             self.progress.epoch += 1
             if self.ranks.is_first:
@@ -251,8 +246,6 @@ class _Training:
                     done = {"epoch": epoch, "step": step, "steps": len(steps), "loss": loss_sum / len(batch)}
                     self.tell("step", done)
         self.ranks.take_tensors_of_first(self.model.buffers())
-        if self.average is not None:
-            self.ranks.take_tensors_of_first(self.average.mean.values())
         if epoch == 0:
             steps_um = {name: length for of in self.ranks.gather(self.loader.steps_um) for name, length in of.items()}
             known = [length for length in steps_um.values() if length is not None]
@@ -267,8 +260,6 @@ class _Training:
         if not self._precision_state():  # float16 tries large scales and skips the steps in which they overflow
             _refuse_divergence("norm of the gradient", float(norm), epoch)  # type: ignore[arg-type]
         self.optimizer.step()
-        if self.average is not None:
-            self.average.add(self.model)
 
     def _validate(self) -> dict[str, Any]:
         """Keeps the weights if they are the best so far, or if there is nothing to choose by.
@@ -277,8 +268,6 @@ class _Training:
         probabilities are. Patience counts from the first of them.
         """
         progress, preliminary = self.progress, getattr(self.model, "preliminary", False)
-        if preliminary and self.average is not None:
-            self.average.begin_anew()  # what comes next is another model
         if not len(self.val):
             self.best = _copy(self.model)
             return {"head_similarity": None}
@@ -316,12 +305,8 @@ class _Training:
         """History first: the state says that the epoch is over, so that nothing of it may be missing then."""
         with atomic_write(self.folder / HISTORY_FILE) as temporary:
             temporary.write_text("".join(json.dumps(record) + "\n" for record in self.progress.history))
-        average = {}
-        if self.average is not None:
-            average, self.progress.averaged_steps = self.average.mean, self.average.steps
         tensors = {
             **with_prefix("model", self.model.state_dict()),
-            **with_prefix("average", average),
             **with_prefix("best", self.best),
             **with_prefix("optimizer", optimizer_tensors(self.optimizer)),
         }
@@ -344,9 +329,6 @@ class _Training:
             self.progress = Progress(**about["progress"])
             self.model.load_state_dict(without_prefix("model", tensors))
             self.best = without_prefix("best", tensors)
-            if self.average is not None:
-                of_device = {name: t.to(self.fabric.device) for name, t in without_prefix("average", tensors).items()}
-                self.average.mean, self.average.steps = of_device, self.progress.averaged_steps
             restore_optimizer(self.optimizer, without_prefix("optimizer", tensors))
             self.fabric.strategy.precision.load_state_dict(about["precision"])
         except (RuntimeError, KeyError, TypeError, ValueError) as error:

@@ -34,8 +34,6 @@ class TrainingSettings:
     """Tiles of a sample that are drawn anew in each epoch of training. Default: all. Predictions always use all."""
     drop_features: float = 0.0
     """Share of the numbers of all tiles that are set to 0 in training, drawn anew in each step."""
-    average_epochs: float = 0.0
-    """Epochs over which weights are averaged; the mean is what is tested and kept. 0 keeps them as they are."""
     negative_tiles: float = 0.0
     """Weight of a loss that lets no tile of a sample of the first class (or without a label) speak for the second (for
     that label); for two classes or labels, and models that give evidence of tiles."""
@@ -113,7 +111,7 @@ class TrainingSettings:
             raise OptionError(f"drop_epochs must not be negative, got {self.drop_epochs}")
         if not 0 <= self.drop_features < 1:
             raise OptionError(f"drop_features is a share, from 0 to below 1, got {self.drop_features}")
-        for name in ("seed", "weight_decay", "prior_lr_scale", "average_epochs", "negative_tiles", "least_epochs"):
+        for name in ("seed", "weight_decay", "prior_lr_scale", "negative_tiles", "least_epochs"):
             if not getattr(self, name) >= 0:
                 raise OptionError(f"{name} must not be negative, got {getattr(self, name)}")
         if self.gradient_clip is not None and not self.gradient_clip > 0:
