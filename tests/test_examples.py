@@ -76,15 +76,15 @@ def test_recipes_put_to_the_test(monkeypatch):
     assert list(table.columns[1].cells) == ["0.950 (0.900 to 1.000)", "0.850 (0.215 to 1.485)"]  # t of one degree
 
 
-def test_what_validation_finds_better_is_shown(monkeypatch):
+def test_a_search_shows_what_validation_finds_and_no_more(monkeypatch):
     monkeypatch.syspath_prepend(str(EXAMPLES))
     example = runpy.run_path(str(EXAMPLES / "recipe.py"))
     searched = example["variants"]("lesions", ["gtp"], False, search=True)
-    assert list(searched) == ["gtp", "gtp, no features dropped"]
-    assert ["drop_features" in own for own in searched.values()] == [False, True]
-    seeds, validation = [1, 1, 2, 2], [0.8, 0.9, 0.7, 0.7]
-    runs = pd.DataFrame({"seed": seeds, "variant": [*searched] * 2, "validation_auc": validation, "auc": [1, 2, 3, 4]})
-    assert example["chosen"](runs)["auc"].tolist() == [2, 3]
+    assert list(searched) == ["gtp, half of the features dropped", "gtp, no features dropped"]
+    assert [own["drop_features"] for own in searched.values()] == [0.5, 0.0]
+    runs = pd.DataFrame({"variant": [*searched], "validation_auc": [0.7, 0.8], "auc": [0.9, 0.1]})
+    table = example["table_of"](runs, ("validation_auc",))
+    assert [list(column.cells) for column in table.columns] == [[*searched][::-1], ["0.800", "0.700"]]
 
 
 def test_statistics_of_neighbouring_cells():
