@@ -14,9 +14,9 @@
 
 Every model has the same recipe and about the same width; ``psa-shuffled`` is psa with tiles that exchange their places.
 ``--ablate`` trains psa with one part of "detection" taken back at a time. ``--search`` trains every model with and
-without dropped features, which some are better without, and shows the AUC on the validation parts: what is higher there
-is in the recipe. A run that was stopped goes on. The table has the mean over seeds and a 95% interval by Student's t; for
-one seed the mean over folds, and an interval over patients.
+without dropped features, and shows the AUC on the validation parts: what is higher there is in the recipe. A run that
+was stopped goes on. The table has the mean over seeds and a 95% interval by Student's t; for one seed the mean over
+folds, and an interval over patients.
 """
 
 import argparse
@@ -54,6 +54,7 @@ LINEAR: dict[str, dict[str, Any]] = {  # models that learn little else by the ra
     "mean": {"model_options": {"hidden": 0}, "epochs": 40, "lr": 0.05, "patience": 15},
     "size": {"epochs": 40, "lr": 0.05, "patience": 15},
 }
+ABMIL_OF_CELLS = {"epochs": 40, "lr": 5e-3, "patience": 20}
 SEARCHED: dict[str, dict[str, Any]] = {
     "half of the features dropped": {"drop_features": 0.5},
     "no features dropped": {"drop_features": 0.0},
@@ -117,6 +118,8 @@ def variants(which: str, names: list[str] | None, ablate: bool, search: bool = F
     found = {name: {"model": name, "model_options": narrow[name]} for name in models}
     if which not in LESIONS:
         found |= {name: {**found[name], **own} for name, own in LINEAR.items() if name in found}
+    if which in CELLS:
+        found["abmil"] |= ABMIL_OF_CELLS
     if which not in SLIDES:
         found["psa-shuffled"] = {**found["psa"], "positions": "shuffled"}
     return {name: found[name] for name in names or found}
