@@ -34,6 +34,7 @@ from all_models import WITHOUT_POSITIONS, narrow_options
 from convert_cells import convert as convert_cells
 from convert_tcga_hipt4k import convert as convert_tcga
 from real_cells import CLASSES, merge_types
+from real_cells import MODELS as MODELS_OF_CELLS
 from real_slides import COHORTS as TCGA
 from real_slides import OUTCOMES
 from rich.console import Console
@@ -50,11 +51,7 @@ CELLS = {"crc": "crc_codex_schurch2020", "tnbc": "tnbc_mibi_keren2018"}
 SLIDES = ("msi", "brca", "lung")
 METRICS = ("auc", "patch_auc", "froc_tile@6", "average_precision")
 OF_CELLS = {"head_dim": 16, "adapter_layers": 1, "k_init": [1.5, 2.5, 4.0], "k_max": 6.0}
-LINEAR: dict[str, dict[str, Any]] = {  # models that learn little else by the rates of the others
-    "mean": {"model_options": {"hidden": 0}, "epochs": 40, "lr": 0.05, "patience": 15},
-    "size": {"epochs": 40, "lr": 0.05, "patience": 15},
-}
-ABMIL_OF_CELLS = {"epochs": 40, "lr": 5e-3, "patience": 20}
+LINEAR = ("mean", "size")  # they learn little by the rates of the others
 SEARCHED: dict[str, dict[str, Any]] = {
     "half of the features dropped": {"drop_features": 0.5},
     "no features dropped": {"drop_features": 0.0},
@@ -117,9 +114,10 @@ def variants(which: str, names: list[str] | None, ablate: bool, search: bool = F
     models = [name for name in list_models() if which not in SLIDES or name in (*WITHOUT_POSITIONS, "psa")]
     found = {name: {"model": name, "model_options": narrow[name]} for name in models}
     if which not in LESIONS:
-        found |= {name: {**found[name], **own} for name, own in LINEAR.items() if name in found}
-    if which in CELLS:
-        found["abmil"] |= ABMIL_OF_CELLS
+        found["mean"]["model_options"] = {"hidden": 0}
+        for name in (*LINEAR, "abmil") if which in CELLS else LINEAR:
+            own = MODELS_OF_CELLS[name]
+            found[name] |= {"epochs": own.epochs, "lr": own.lr, "patience": own.patience}
     if which not in SLIDES:
         found["psa-shuffled"] = {**found["psa"], "positions": "shuffled"}
     return {name: found[name] for name in names or found}

@@ -11,6 +11,8 @@ import torch
 from psamil.bag import PackedBags
 from psamil.cohort import BagCache, Cohort, Split, simulate
 from psamil.errors import DataError, OptionError
+from psamil.models import ibmil
+from psamil.models.ibmil import confounder_dictionary
 from psamil.models.pooling import MeanPooling
 from psamil.training import fold
 from psamil.training.class_tasks import ClassificationTask
@@ -243,6 +245,21 @@ def test_without_validation_the_last_weights_are_kept(cohort, split, tmp_path):
     assert (model.about["epochs"], model.about["best_epoch"]) == (3, 2)
     assert_same_bits(weights(model), last)
     assert "validation" not in (tmp_path / HISTORY_FILE).read_text()
+
+
+@pytest.mark.parametrize("validated", [True, False])
+def test_the_dictionary_of_the_first_stage_is_kept(cohort, split, monkeypatch, tmp_path, validated):
+    made = []
+
+    def recorded(*args):
+        made.append(confounder_dictionary(*args))
+        return made[-1]
+
+    monkeypatch.setattr(ibmil, "confounder_dictionary", recorded)
+    settings = TrainingSettings(model="ibmil", model_options={"confounders": 2}, epochs=4, patience=None, lr=0.01)
+    parts = split if validated else Split(split.train, (), split.test)
+    model = train_fold(cohort, parts, settings, tmp_path / "run").model
+    torch.testing.assert_close(model.dictionary, made[0], rtol=0, atol=0)
 
 
 def test_dropped_features_are_drawn_anew_in_each_step_and_not_in_validation(cohort, split, monkeypatch, tmp_path):
