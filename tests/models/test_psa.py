@@ -1,3 +1,5 @@
+import math
+
 import pytest
 import torch
 
@@ -210,7 +212,7 @@ def test_radii_shall_be_small_in_the_second_half_of_training():
         model.start_epoch(epoch, 5, lambda: [])
         losses = model(batch).auxiliary_losses
         assert ("radius" in losses) == is_late
-    assert float(losses["radius"].detach()) == pytest.approx(0.5 * 2 * (4 / 24 + 9 / 24) / 2, rel=1e-5)
+    assert float(losses["radius"].detach()) == pytest.approx(0.5 * 2 * math.log(5 * 10) / 2, rel=1e-5)
     losses["radius"].backward()
     assert all((prior.free.grad > 0).all() for prior in model.priors)  # downhill is towards smaller radii
 
@@ -219,3 +221,4 @@ def test_radii_are_free_by_default():
     model = small()
     model.start_epoch(1, 2, lambda: [])
     assert model(PackedBags.of(bags(30))).auxiliary_losses.keys() == {"diversity"}
+    assert float(model.radius_loss().detach()) == 0

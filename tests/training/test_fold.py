@@ -163,6 +163,16 @@ def test_validation_stops_and_the_best_epoch_is_kept(cohort, split, monkeypatch,
     assert_same_bits(weights(model), of_epoch[1])
 
 
+def test_of_equal_scores_narrow_radii_are_kept_if_radii_cost_something(cohort, split, monkeypatch, tmp_path):
+    losses = [0.1, 0.1, 0.101, 0.102]
+    for weight, kept in ((0.0, 0), (1.0, 3)):
+        scripted(monkeypatch, [0.5] * len(losses), losses)
+        options = {**PSA.model_options, "radius_weight": weight}
+        settings = replace(PSA, epochs=len(losses), model_options=options, prior_lr_scale=100.0, patience=None)
+        model = train_fold(cohort, split, settings, tmp_path / f"{weight:g}")
+        assert model.about["best_epoch"] == kept
+
+
 def test_of_equal_scores_the_lower_loss_is_kept_and_patience_counts_from_the_first(
     cohort, split, monkeypatch, tmp_path
 ):

@@ -10,10 +10,12 @@ of the heads apart.
 The paper leaves one thing open: where one radius serves the labels as well as another, nothing decides between them. A
 radius loss, off by default,
 
-    radius_weight * mean over heads of the rates, summed over layers, in the second half of training,
+    radius_weight * mean over heads of log K, summed over layers, in the second half of training,
 
-takes the smaller one, which costs less and says more. It sets in when heads have found what they look at, draws them
-in until the labels object, and draws in most the heads that are not needed.
+takes the smaller one, which costs less and says more. It sets in when heads have found what they look at, and draws
+them in until the labels object. What a tenth less costs or gains is the same for all radii, so that one weight serves
+narrow and wide ranges. Of epochs with equal validation scores, the one is kept whose validation loss and radius loss
+together are least.
 
 Time O(n K^2), memory O(n). Where this differs from the authors' code on purpose: exact discs instead of the nearest
 round(pi K^2) tiles, raw logits out, no floor under the prior, radii that cannot get stuck at their bounds, a diversity
@@ -133,6 +135,10 @@ class PSAMIL(Trunk):
         """Tells whether radii shall be small by now."""
         self.is_late = epoch >= epochs / 2
 
+    def radius_loss(self) -> Tensor:
+        """What the radii cost."""
+        return self.radius_weight * torch.stack([prior.radius_steps.log().mean() for prior in self.priors]).sum()
+
     @property
     def priors(self) -> list[DistancePrior]:
         """The learnable prior of each layer."""
@@ -164,7 +170,7 @@ class PSAMIL(Trunk):
         entropy = torch.stack([diversity_entropy(prior.rate, self.diversity) for prior in priors]).sum()
         losses = {"diversity": -self.alpha * entropy}
         if self.radius_weight and self.is_late:
-            losses["radius"] = self.radius_weight * torch.stack([prior.rate.mean() for prior in priors]).sum()
+            losses["radius"] = self.radius_loss()
         return replace(
             output,
             auxiliary_losses=losses,

@@ -29,6 +29,7 @@ from psamil.errors import DataError, OptionError
 from psamil.files import atomic_write
 from psamil.models import create_model
 from psamil.models.head_similarity import watched_heads
+from psamil.models.psa import PSAMIL
 from psamil.training.batches import epoch_order
 from psamil.training.devices import new_fabric
 from psamil.training.objective import Objective, Pass
@@ -62,7 +63,7 @@ class Progress:
 
     epoch: int = 0  # finished
     best_epoch: int = -1  # the one that is kept
-    best: list[float] | None = None  # its validation score and minus its validation loss, compared in this order
+    best: list[float] | None = None  # its validation score and minus its loss there, compared in this order
     improved_epoch: int = -1  # the first one of the best score, from which patience counts
     step_um: float | None = None
     history: list[dict[str, Any]] = field(default_factory=list)
@@ -265,7 +266,7 @@ class _Training:
         """Keeps the weights if they are the best so far, or if there is nothing to choose by.
 
         Of equal scores, which are common where the validation part is small, the lower loss is better: its
-        probabilities are. Patience counts from the first of them.
+        probabilities are. If radii cost something, that is part of it. Patience counts from the first of them.
         """
         progress, preliminary = self.progress, getattr(self.model, "preliminary", False)
         if not len(self.val):
@@ -278,8 +279,9 @@ class _Training:
         _refuse_divergence("validation loss", loss, progress.epoch)
         if progress.best is None or score > progress.best[0]:
             progress.improved_epoch = progress.epoch
-        if progress.best is None or [score, -loss] > progress.best:
-            progress.best, progress.best_epoch = [score, -loss], progress.epoch
+        cost = float(self.model.radius_loss().detach()) if isinstance(self.model, PSAMIL) else 0.0
+        if progress.best is None or [score, -loss - cost] > progress.best:
+            progress.best, progress.best_epoch = [score, -loss - cost], progress.epoch
             self.best = _copy(self.model)
         if preliminary:
             progress.best = None  # whatever comes next is better
