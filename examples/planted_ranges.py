@@ -38,7 +38,7 @@ PSA = TrainingSettings(
     prior_lr_scale=10.0,
     patience=None,  # nothing seems to happen in the first epochs
 )
-RADII = replace(PSA, epochs=30, model_options={**PSA.model_options, "k_init": [3.0, 7.0, 15.0], "radius_weight": 0.05})
+RADII = replace(PSA, epochs=30, model_options={**PSA.model_options, "k_init": [3.0, 7.0, 15.0], "radius_weight": 0.03})
 MODELS = {
     "psa": PSA,
     "psa-radii": RADII,
