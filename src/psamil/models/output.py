@@ -11,7 +11,9 @@ A model is a module whose ``forward(batch: PackedBags)`` gives a :class:`ModelOu
 - ``exclusive`` is False on a model whose outputs are not the classes of which one holds (labels, hazards of time bins,
   a number), and otherwise taken to be True. Whoever trains it sets it; scores of tiles go by it;
 - one that is trained in stages says ``preliminary`` = True during the first ones: none of their epochs is kept if a
-  later one exists.
+  later one exists;
+- one of which something is better small, whatever it predicts, has a number ``cost``: of epochs with equal validation
+  scores, the one is kept whose validation loss and cost together are least.
 """
 
 from dataclasses import dataclass, field

@@ -140,6 +140,11 @@ class PSAMIL(Trunk):
         return self.radius_weight * torch.stack([prior.radius_steps.log().mean() for prior in self.priors]).sum()
 
     @property
+    def cost(self) -> float:
+        """The radius loss, for whoever chooses an epoch."""
+        return float(self.radius_loss().detach())
+
+    @property
     def priors(self) -> list[DistancePrior]:
         """The learnable prior of each layer."""
         return [module for module in self.modules() if isinstance(module, DistancePrior)]

@@ -29,7 +29,6 @@ from psamil.errors import DataError, OptionError
 from psamil.files import atomic_write
 from psamil.models import create_model
 from psamil.models.head_similarity import watched_heads
-from psamil.models.psa import PSAMIL
 from psamil.training.batches import epoch_order
 from psamil.training.devices import new_fabric
 from psamil.training.objective import Objective, Pass
@@ -266,7 +265,7 @@ class _Training:
         """Keeps the weights if they are the best so far, or if there is nothing to choose by.
 
         Of equal scores, which are common where the validation part is small, the lower loss is better: its
-        probabilities are. If radii cost something, that is part of it. Patience counts from the first of them.
+        probabilities are. What a model costs by itself is part of it. Patience counts from the first of them.
         """
         progress, preliminary = self.progress, getattr(self.model, "preliminary", False)
         if not len(self.val):
@@ -279,7 +278,7 @@ class _Training:
         _refuse_divergence("validation loss", loss, progress.epoch)
         if progress.best is None or score > progress.best[0]:
             progress.improved_epoch = progress.epoch
-        cost = float(self.model.radius_loss().detach()) if isinstance(self.model, PSAMIL) else 0.0
+        cost = float(getattr(self.model, "cost", 0.0))
         if progress.best is None or [score, -loss - cost] > progress.best:
             progress.best, progress.best_epoch = [score, -loss - cost], progress.epoch
             self.best = _copy(self.model)
