@@ -1,4 +1,5 @@
 import json
+import os
 import runpy
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from psamil.readers import find_bags, npz, open_bag
 from tests.readers import layouts_other as layouts
 
 REPOSITORY = Path(__file__).parent.parent.parent
-REAL_DATA = REPOSITORY.parent / "shared" / "data"  # not part of the repository
+REAL_DATA = Path(os.environ.get("PSAMIL_DATA", REPOSITORY.parent / "shared" / "data"))  # not in the repository
 
 
 @pytest.mark.parametrize("features", ["features", "feats", "embeddings", "X"])
@@ -210,7 +211,7 @@ def converter(name):
 
 def real(name):
     if not (REAL_DATA / name).is_dir():
-        pytest.skip(f"the data set {name} is not here")
+        pytest.skip(f"the data set {name} is not here; PSAMIL_DATA names the data folder")
     return REAL_DATA / name
 
 
