@@ -1,5 +1,4 @@
 import csv
-import os
 import signal
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from psamil.cli import main
 from psamil.errors import DataError
 from psamil.files import Lock, read_json
 from psamil.slides.mpp_table import read_mpp_table, unmatched
+from tests.real_data import DATA
 from tests.slides.made_slides import draw
 
 OPTIONS = ["--tile-px", "224", "--batch", "4", "--workers", "1", "--device", "cpu"]
@@ -143,13 +143,9 @@ def test_names_of_a_table_that_are_no_slide():
     ]
 
 
-@pytest.mark.skipif(
-    not Path(os.environ.get("PSAMIL_DATA", Path(__file__).parents[3] / "shared" / "data"), "wsi").is_dir(),
-    reason="no data folder; PSAMIL_DATA names it",
-)
+@pytest.mark.skipif(not (DATA / "wsi").is_dir(), reason="no data folder; PSAMIL_DATA names it")
 def test_a_real_slide(tmp_path, capsys):
-    data = Path(os.environ.get("PSAMIL_DATA", Path(__file__).parents[3] / "shared" / "data"))
-    slide = data / "wsi" / "CMU-1-Small-Region.svs"
+    slide = DATA / "wsi" / "CMU-1-Small-Region.svs"
     code, told, _ = run(capsys, slide, "--out", tmp_path, "--tile-um", "256", *OPTIONS[2:])
     assert code == 0
     assert "done: 1 slides" in told

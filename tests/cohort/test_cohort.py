@@ -19,8 +19,8 @@ from psamil.cohort.cohort import join_slides
 from psamil.errors import DataError, OptionError
 from psamil.files import unwritable
 from psamil.readers import BagRef, Found
+from tests.real_data import DATA
 
-DATA = Path(os.environ.get("PSAMIL_DATA", Path(__file__).parents[3] / "shared" / "data"))  # not in the repository
 TILES = np.stack(np.meshgrid(np.arange(4), np.arange(3)), -1).reshape(-1, 2) * 256
 
 

@@ -1,6 +1,5 @@
 """Real cohorts, from their files to bags with labels. They are not part of the repository: absent, the tests skip."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,9 +8,9 @@ import numpy as np
 import pytest
 
 from psamil.cohort import Cohort, k_fold, splits_from_columns
+from tests.real_data import DATA
 
 ROOT = Path(__file__).parents[2]
-DATA = Path(os.environ.get("PSAMIL_DATA", ROOT.parent / "shared" / "data"))
 pytestmark = pytest.mark.skipif(not DATA.is_dir(), reason="no data folder; PSAMIL_DATA names it")
 
 

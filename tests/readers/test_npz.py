@@ -1,5 +1,4 @@
 import json
-import os
 import runpy
 from pathlib import Path
 
@@ -10,9 +9,9 @@ import torch
 from psamil.errors import DataError
 from psamil.readers import find_bags, npz, open_bag
 from tests.readers import layouts_other as layouts
+from tests.real_data import DATA
 
 REPOSITORY = Path(__file__).parent.parent.parent
-REAL_DATA = Path(os.environ.get("PSAMIL_DATA", REPOSITORY.parent / "shared" / "data"))  # not in the repository
 
 
 @pytest.mark.parametrize("features", ["features", "feats", "embeddings", "X"])
@@ -210,9 +209,9 @@ def converter(name):
 
 
 def real(name):
-    if not (REAL_DATA / name).is_dir():
+    if not (DATA / name).is_dir():
         pytest.skip(f"the data set {name} is not here; PSAMIL_DATA names the data folder")
-    return REAL_DATA / name
+    return DATA / name
 
 
 def test_converted_cells(tmp_path):

@@ -1,7 +1,6 @@
 """From slides to feature files: layout, resume, damage, killed processes, several at once."""
 
 import csv
-import os
 import random
 import shutil
 import signal
@@ -21,11 +20,11 @@ from psamil.slides import reading_pool
 from psamil.slides.extraction_record import Extraction, read_extraction
 from psamil.slides.slide import open_slide
 from psamil.slides.tiling import TileGrid
+from tests.real_data import DATA
 from tests.slides import crashing
 from tests.slides.made_slides import MPP, TILE_PX, draw, extract_all, tiny_encoder, tiny_grid
 
 ROOT = Path(__file__).parents[2]
-DATA = Path(os.environ.get("PSAMIL_DATA", ROOT.parent / "shared" / "data"))
 TILING = "20x_64px_0px_overlap"
 FEATURES = f"{TILING}/features_tiny"
 

@@ -13,9 +13,10 @@ from psamil.errors import DataError, OptionError
 from psamil.slides import sources
 from psamil.slides.slide import find_slides, open_slide
 from psamil.slides.sources import ImageSource, OpenSlideSource, TiffSource
+from tests.real_data import DATA
 from tests.slides.drawn import halved, stained, wave_values, waves, write_offset_slide, write_slide
 
-DATA = Path(os.environ.get("PSAMIL_DATA", Path(__file__).parents[3] / "shared" / "data")) / "wsi"
+SLIDES = DATA / "wsi"
 
 
 @pytest.fixture(scope="module")
@@ -479,20 +480,20 @@ def test_folder_without_a_series(tmp_path):
 # Real slides
 
 
-@pytest.mark.skipif(not DATA.is_dir(), reason="no data folder; PSAMIL_DATA names it")
+@pytest.mark.skipif(not SLIDES.is_dir(), reason="no data folder; PSAMIL_DATA names it")
 @pytest.mark.parametrize(
     ("name", "mpp"), [("CMU-1-Small-Region.svs", None), ("TCGA-CR-7395-01A-01-TS1.svs", 0.5)], ids=["cmu", "tcga"]
 )
 def test_real_slide_at_its_own_resolution(name, mpp):
-    reference = openslide.OpenSlide(DATA / name)
-    with open_slide(DATA / name, mpp) as slide:
+    reference = openslide.OpenSlide(SLIDES / name)
+    with open_slide(SLIDES / name, mpp) as slide:
         assert isinstance(slide._source, OpenSlideSource)
         for x, y in [(0, 0), (500, 700), (1701, 1203)]:
             expected = np.asarray(reference.read_region((x, y), 0, (224, 224)).convert("RGB"))
             np.testing.assert_array_equal(slide.read(x, y, 224, slide.mpp_px0), expected)
 
 
-@pytest.mark.skipif(not DATA.is_dir(), reason="no data folder; PSAMIL_DATA names it")
+@pytest.mark.skipif(not SLIDES.is_dir(), reason="no data folder; PSAMIL_DATA names it")
 def test_real_slide_without_mpp():
     with pytest.raises(DataError, match=r"TCGA-CR-7395.*does not say how large its pixels are.*--mpp 0\.5"):
-        open_slide(DATA / "TCGA-CR-7395-01A-01-TS1.svs")
+        open_slide(SLIDES / "TCGA-CR-7395-01A-01-TS1.svs")

@@ -1,8 +1,5 @@
 """The lattice: sides, steps, places, and the share of tissue."""
 
-import os
-from pathlib import Path
-
 import numpy as np
 import openslide
 import pytest
@@ -11,9 +8,10 @@ from psamil.errors import OptionError
 from psamil.slides.slide import open_slide
 from psamil.slides.tiling import TileGrid, lay_tiles
 from psamil.slides.tissue import Tissue, tissue_of
+from tests.real_data import DATA
 from tests.slides.drawn import glass, stained, write_offset_slide, write_slide
 
-DATA = Path(os.environ.get("PSAMIL_DATA", Path(__file__).parents[3] / "shared" / "data")) / "wsi"
+SLIDES = DATA / "wsi"
 
 
 class Blank:
@@ -156,7 +154,7 @@ def test_tiles_on_an_offset_scan(tmp_path):
             assert share == pytest.approx(inside, abs=0.2)
 
 
-@pytest.mark.skipif(not DATA.is_dir(), reason="no data folder; PSAMIL_DATA names it")
+@pytest.mark.skipif(not SLIDES.is_dir(), reason="no data folder; PSAMIL_DATA names it")
 @pytest.mark.parametrize(
     ("name", "mpp", "least", "most"),
     [("CMU-1-Small-Region.svs", None, 50, 65), ("TCGA-CR-7395-01A-01-TS1.svs", 0.5, 190, 215)],
@@ -164,9 +162,9 @@ def test_tiles_on_an_offset_scan(tmp_path):
 )
 def test_every_tile_of_real_slides(name, mpp, least, most):
     """Read again with OpenSlide alone: the same pixels at the scan's resolution, nearly their mean at coarser ones."""
-    with openslide.OpenSlide(DATA / name) as reference:
+    with openslide.OpenSlide(SLIDES / name) as reference:
         whole = np.asarray(reference.read_region((0, 0), 0, reference.dimensions).convert("RGB"))
-    with open_slide(DATA / name, mpp) as slide:
+    with open_slide(SLIDES / name, mpp) as slide:
         tiles = lay_tiles(slide, tissue_of(slide), TileGrid(mpp=slide.mpp_px0))
         assert tiles.size_px0 == 224
         assert least <= len(tiles) <= most

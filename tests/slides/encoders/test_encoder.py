@@ -1,6 +1,5 @@
 """The embedded encoder, what every encoder does, and the user's own."""
 
-import os
 import sys
 from pathlib import Path
 
@@ -14,8 +13,8 @@ from torch import nn
 from psamil.errors import DataError, MissingExtraError, OptionError, ShapeError
 from psamil.slides.encoders import EncoderCard, Preprocessing, list_encoders, load_encoder, register_encoder, registry
 from psamil.slides.encoders.embedded import EfficientNetLite0
+from tests.real_data import DATA
 
-DATA = Path(os.environ.get("PSAMIL_DATA", Path(__file__).parents[4] / "shared" / "data"))
 SVS = DATA / "wsi" / "CMU-1-Small-Region.svs"
 NOISE = np.random.default_rng(5).integers(0, 256, (3, 96, 96, 3), dtype=np.uint8)
 
