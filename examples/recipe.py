@@ -52,6 +52,10 @@ SLIDES = ("msi", "brca", "lung")
 METRICS = ("auc", "patch_auc", "froc_tile@6", "average_precision")
 OF_CELLS = {"head_dim": 16, "adapter_layers": 1, "k_init": [1.5, 2.5, 4.0], "k_max": 6.0}
 LINEAR = ("mean", "size")  # they learn little by the rates of the others
+AS_ABMIL = {  # by the rates of the others they do not begin to learn: AUC on the validation parts below 0.65
+    "crc": ("abmil", "ibmil", "max"),
+    "tnbc": ("abmil", "ibmil", "max", "sm_abmil"),
+}
 SEARCHED: dict[str, dict[str, Any]] = {
     "half of the features dropped": {"drop_features": 0.5},
     "no features dropped": {"drop_features": 0.0},
@@ -86,7 +90,7 @@ def cells(out: Path, data: Path, which: str, seed: int) -> tuple[Path, dict[str,
         if which == "tnbc":
             merge_types(folder / "features", (source / "cell_types.txt").read_text().split())
     classes = CLASSES[CELLS[which]]
-    return folder, {"target": "label", "classes": classes, "folds": 5, "repeats": 5, "split_seed": seed}
+    return folder, {"target": "label", "classes": classes, "folds": 5, "split_seed": seed}
 
 
 def slides(out: Path, data: Path, which: str, seed: int) -> tuple[Path, dict[str, Any]]:
@@ -115,8 +119,8 @@ def variants(which: str, names: list[str] | None, ablate: bool, search: bool = F
     found = {name: {"model": name, "model_options": narrow[name]} for name in models}
     if which not in LESIONS:
         found["mean"]["model_options"] = {"hidden": 0}
-        for name in (*LINEAR, "abmil") if which in CELLS else LINEAR:
-            own = MODELS_OF_CELLS[name]
+        for name in (*LINEAR, *AS_ABMIL.get(which, ())):
+            own = MODELS_OF_CELLS[name if name in LINEAR else "abmil"]
             found[name] |= {"epochs": own.epochs, "lr": own.lr, "patience": own.patience}
     if which not in SLIDES:
         found["psa-shuffled"] = {**found["psa"], "positions": "shuffled"}
@@ -156,6 +160,7 @@ if __name__ == "__main__":
     parser.add_argument(
         "--seeds", type=int, nargs="+", default=[0], help="of the slides that are drawn, or of the folds"
     )
+    parser.add_argument("--repeats", type=int, default=5, help="of cells: how often everything is split anew")
     parser.add_argument("--trainings", type=int, default=1, help="per fold, whose predictions are averaged")
     parser.add_argument("--models", nargs="+", metavar="NAME", help="these alone")
     parser.add_argument("--ablate", action="store_true", help="psa, one part of the recipe taken back at a time")
@@ -174,6 +179,8 @@ if __name__ == "__main__":
     rows = []
     for seed in arguments.seeds:
         folder, about = cohort_of(arguments.out, arguments.data, which, seed)
+        if which in CELLS:
+            about["repeats"] = arguments.repeats
         for name, settings in trained.items():
             print(f"{which} {seed} {name}")
             of_recipe = settings_of_recipe(about.get("recipe", "context"), settings["model"])
