@@ -2,7 +2,7 @@
 
     python examples/planted_ranges.py runs/ranges
     python examples/planted_ranges.py runs/ranges --range 5 --folds 5
-    python examples/planted_ranges.py runs/other-ranges --model psa-radii --seed 300
+    python examples/planted_ranges.py runs/ranges-300 --model psa-radii --seed 300
 
 For each range, by cross-validation: PSA-MIL; ABMIL and mean pooling, which do not see positions and can only guess; and
 PSA-MIL on the same slides with shuffled positions, which must guess as well. Then the learned radii K and the head that
