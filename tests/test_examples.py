@@ -62,6 +62,9 @@ def test_recipes_put_to_the_test(monkeypatch):
     variants, table_of = example["variants"], example["table_of"]
     assert {of["model"] for of in variants("lesions", None, False).values()} == set(list_models())
     assert variants("crc", ["psa-shuffled"], False)["psa-shuffled"]["positions"] == "shuffled"
+    of_abmil = example["MODELS_OF_CELLS"]["abmil"]
+    assert variants("tnbc", ["sm_abmil"], False)["sm_abmil"]["lr"] == of_abmil.lr
+    assert "lr" not in variants("crc", ["sm_abmil"], False)["sm_abmil"]  # it learns there by the rate of the recipe
     assert "gtp" not in variants("brca", None, False)  # needs positions
     whole = settings_of_recipe("detection", "psa")
     for name, own in variants("lesions", None, True).items():
