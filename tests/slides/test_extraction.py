@@ -423,6 +423,20 @@ def test_killed_at_any_moment(tmp_path):
     assert_features_are_of_tiles(slides, out, least_tiles=4)
 
 
+def test_the_lock_of_a_process_killed_after_its_last_write_is_removed(tmp_path):
+    slides, out = tmp_path / "slides", tmp_path / "out"
+    draw(slides / "00.tif", side_px=384, seed=0)
+    extract_all(slides, out)
+    with subprocess.Popen([sys.executable, "-c", "pass"]) as ended:
+        ended.wait()
+    lock = out / FEATURES / "00.h5.lock"
+    with Lock(lock):
+        holder = read_json(lock)
+    write_json(lock, {**holder, "pid": ended.pid})
+    assert extract_all(slides, out).finished_before == ["00"]
+    assert not lock.exists()
+
+
 def children_of(pid):
     children = Path(f"/proc/{pid}/task/{pid}/children")
     return [int(child) for child in children.read_text().split()] if children.exists() else []

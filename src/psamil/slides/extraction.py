@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 import time
@@ -155,9 +156,12 @@ class _Work:
             busy = []
             for name in waiting:
                 asked_mpp = mpp_of.get(name, mpp)
-                if self._is_finished(name, asked_mpp):
-                    continue
                 lock = Lock(self._features(name).with_name(f"{name}.h5.lock"))
+                if self._is_finished(name, asked_mpp):
+                    if lock.path.exists():  # of a process that was killed after its last write, or is about to go
+                        with contextlib.suppress(BusyError), lock:
+                            pass
+                    continue
                 self._locks[name] = lock  # before it is taken: Ctrl-C in between must not leave it behind
                 try:
                     lock.__enter__()
