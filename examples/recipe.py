@@ -52,7 +52,7 @@ SLIDES = ("msi", "brca", "lung")
 METRICS = ("auc", "patch_auc", "froc_tile@6", "average_precision")
 OF_CELLS = {"head_dim": 16, "adapter_layers": 1, "k_init": [1.5, 2.5, 4.0], "k_max": 6.0}
 LINEAR = ("mean", "size")  # they learn little by the rates of the others
-AS_ABMIL = {  # by the rates of the others they do not begin to learn: AUC on the validation parts below 0.65
+AS_ABMIL = {  # do not begin to learn by the rates of the others; but for abmil: AUC on the validation parts below 0.65
     "crc": ("abmil", "ibmil", "max"),
     "tnbc": ("abmil", "ibmil", "max", "sm_abmil"),
 }
