@@ -10,7 +10,8 @@
 - ``lesions``: outlines of real metastases filled with real embeddings of nuclei, among decoys; ``plain-lesions``:
   without. Each seed draws other slides: 200 for training and validation, 100 for testing. By the recipe "detection".
 - ``crc``, ``tnbc``: cells of tissue spots (tnbc: of three coarse types), 5 repeats of 5 folds by patient; by "context".
-- ``msi``, ``brca``, ``lung``: TCGA slides without positions, 5 folds or the 10 published ones; by "context".
+- ``msi``, ``brca``, ``lung``: TCGA slides without positions, their regions in a line in the order of rows, 5 folds or
+  the 10 published ones; by "context".
 
 Every model has the same recipe and about the same width; ``psa-shuffled`` is psa with tiles that exchange their places.
 ``--ablate`` trains psa with one part of "detection" taken back at a time. ``--search`` trains every model with and
@@ -30,7 +31,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from all_models import WITHOUT_POSITIONS, narrow_options
+from all_models import narrow_options
 from convert_cells import convert as convert_cells
 from convert_tcga_hipt4k import convert as convert_tcga
 from real_cells import CLASSES, merge_types
@@ -115,8 +116,7 @@ def variants(which: str, names: list[str] | None, ablate: bool, search: bool = F
     narrow = narrow_options(48 if which in CELLS else 96)
     if which in CELLS:
         narrow["psa"] |= OF_CELLS
-    models = [name for name in list_models() if which not in SLIDES or name in (*WITHOUT_POSITIONS, "psa")]
-    found = {name: {"model": name, "model_options": narrow[name]} for name in models}
+    found: dict[str, dict[str, Any]] = {name: {"model": name, "model_options": narrow[name]} for name in list_models()}
     if which not in LESIONS:
         found["mean"]["model_options"] = {"hidden": 0}
         for name in (*LINEAR, *AS_ABMIL.get(which, ())):
