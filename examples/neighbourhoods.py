@@ -31,7 +31,7 @@ from sklearn.model_selection import GridSearchCV, StratifiedGroupKFold
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from psamil.cohort import Cohort, k_fold
+from psamil.cohort import Cohort, Splits, k_fold
 
 RARE = 1e-3  # added to shares before their logarithm
 PENALTIES = {"logisticregression__C": [0.001, 0.01, 0.1, 1.0]}
@@ -80,14 +80,21 @@ def statistics_of(cohort: Cohort, k: int, seed: int) -> dict[str, np.ndarray]:
     return {name: np.stack(values) for name, values in found.items()}
 
 
-def aucs_by_patient(x: np.ndarray, y: np.ndarray, patients: np.ndarray, tests: list[np.ndarray]) -> list[float]:
-    """Of each test part (mask over images), after training on all other images."""
+def parts_of(cohort: Cohort, splits: Splits) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Masks over the samples of a cohort, of each fold: training and validation, test."""
+    return [(np.isin(cohort.ids, [*fold.train, *fold.val]), np.isin(cohort.ids, fold.test)) for fold in splits.folds]
+
+
+def aucs_by_patient(
+    x: np.ndarray, y: np.ndarray, patients: np.ndarray, parts: list[tuple[np.ndarray, np.ndarray]]
+) -> list[float]:
+    """Of each test part, after training on the part before it (masks over the rows of x)."""
     aucs = []
-    for test in tests:
+    for train, test in parts:
         model = make_pipeline(StandardScaler(), LogisticRegression(max_iter=5000, class_weight="balanced"))
         inner = StratifiedGroupKFold(5, shuffle=True, random_state=0)
         search = GridSearchCV(model, PENALTIES, scoring="roc_auc", cv=inner)
-        search.fit(x[~test], y[~test], groups=patients[~test])
+        search.fit(x[train], y[train], groups=patients[train])
         scores = pd.DataFrame({"y": y[test], "score": search.predict_proba(x[test])[:, 1]})
         by_patient = scores.groupby(patients[test]).mean()
         aucs.append(float(roc_auc_score(by_patient["y"], by_patient["score"])))
@@ -104,10 +111,10 @@ if __name__ == "__main__":
     arguments = parser.parse_args()
     cohort = Cohort.open(arguments.cohort, arguments.cohort / "labels.csv", target="label", classes=arguments.classes)
     splits = k_fold(cohort, 5, repeats=arguments.repeats, seed=arguments.seed)
-    tests = [np.isin(cohort.ids, fold.test) for fold in splits.folds]
+    parts = parts_of(cohort, splits)
     y = np.array([sample.outcome == arguments.classes[1] for sample in cohort.samples])
     table = Table("statistic", "AUC", "sd over folds", "values")
     for name, x in statistics_of(cohort, arguments.k, arguments.seed).items():
-        aucs = aucs_by_patient(x, y, np.array(cohort.patients), tests)
+        aucs = aucs_by_patient(x, y, np.array(cohort.patients), parts)
         table.add_row(name, f"{np.mean(aucs):.3f}", f"{np.std(aucs, ddof=1):.3f}", str(x.shape[1]))
     Console().print(table)

@@ -99,10 +99,13 @@ def test_statistics_of_neighbouring_cells():
     np.testing.assert_allclose(more[0], np.log([0.501 / 0.251, 0.001 / 0.251]))
     assert example["shares"](types[:1], np.zeros((1, 2)), 10).sum() == 0
     patients, generator = np.arange(200) // 2, np.random.default_rng(0)
-    y, tests = patients % 2 == 0, [patients < 40, patients >= 60]
+    y, parts = patients % 2 == 0, [(patients >= 40, patients < 40), (patients < 60, patients >= 60)]
     told, noise = y[:, None] + 0.1 * generator.normal(size=(200, 1)), generator.normal(size=(200, 1))
-    assert example["aucs_by_patient"](told, y, patients, tests) == [1, 1]
-    assert max(example["aucs_by_patient"](noise, y, patients, tests)) < 0.8
+    assert example["aucs_by_patient"](told, y, patients, parts) == [1, 1]
+    assert max(example["aucs_by_patient"](noise, y, patients, parts)) < 0.8
+    other_way = np.where(patients < 50, told[:, 0], 1 - told[:, 0])[:, None]  # what is in no part teaches nothing
+    part = (patients < 40, (patients >= 40) & (patients < 50))
+    assert example["aucs_by_patient"](other_way, y, patients, [part]) == [1]
 
 
 def test_scores_are_counted_in_the_largest_piece_of_tissue():
