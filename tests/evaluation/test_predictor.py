@@ -375,6 +375,22 @@ def test_another_number_of_threads_is_told(fit, tmp_path):
     assert go_on() == []  # nothing is left to be trained
 
 
+def test_a_validation_part_of_few_patients_is_told(fit, tmp_path):
+    def told_of(name, **options):
+        told = []
+        fit(tmp_path / name, target="label", folds=2, fold=0, tell=told.append, **TINY, **options)
+        return [line for line in told if "choose the epoch" in line]
+
+    (line,) = told_of("run")
+    about = read_json(tmp_path / "run" / "run.json")
+    folds = psamil.cohort.read_splits(tmp_path / "run" / "splits.json").folds
+    fewest = min(len({about["patients"][sample] for sample in fold.val}) for fold in folds)
+    assert 0 < fewest < 10
+    assert line.startswith(f"Only {fewest} patients")
+    assert told_of("all", val=0.0) == []
+    assert told_of("own", splits=tmp_path / "run" / "splits.json") == []  # which val does not change
+
+
 def test_fit_and_train_take_the_same_options():
     options, of_verb = (inspect.signature(function).parameters for function in (psamil.fit, train))
     assert set(options) - set(of_verb) == {

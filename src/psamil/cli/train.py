@@ -74,7 +74,7 @@ def train(
         patient_column: column of patients, where its name does not tell.
         site_column: column of hospitals, where its name does not tell.
         folds: number of folds.
-        val: share of the patients outside of the test part that choose the epoch.
+        val: share of the patients outside of the test part that choose the epoch; with 0 the last one is kept.
         repeats: how often everything is split anew.
         split_seed: of the splits.
         by_site: all patients of a site stay in one part.

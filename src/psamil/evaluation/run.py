@@ -30,6 +30,7 @@ from psamil.recipes import DEFAULT_RECIPE, settings_of_recipe, with_own_options
 from psamil.training.settings import TrainingSettings
 
 Tell = Callable[[str], None]
+FEW_PATIENTS = 10  # in a validation part: worth a word
 
 
 @dataclass
@@ -166,6 +167,7 @@ def fit(
     tell(str(cohort))
     if splits is None:
         chosen = k_fold(cohort, folds, val=val, repeats=repeats, seed=split_seed, by_site=by_site)
+        _tell_few_choose(chosen, cohort, out, tell)
     else:
         chosen = _fitted(splits, cohort, tell)
     _tell_other_threads(out, len(chosen), tell)
@@ -210,6 +212,19 @@ def _fitted(splits: str | Path | Splits, cohort: Cohort, tell: Tell) -> Splits:
     return fitted.splits
 
 
+def _tell_few_choose(splits: Splits, cohort: Cohort, out: Path, tell: Tell) -> None:
+    """A score of a handful of patients takes few values, and is soon the highest."""
+    if _is_finished(out, len(splits)):
+        return
+    patient_of = dict(zip(cohort.ids, cohort.patients, strict=True))
+    fewest = min(len({patient_of[sample] for sample in fold.val}) for fold in splits.folds)
+    if 0 < fewest < FEW_PATIENTS:
+        tell(
+            f"Only {fewest} patients choose the epoch in the smallest validation part. With val = 0 all train, and the "
+            "last epoch is kept; threshold and calibration are then left as they are"
+        )
+
+
 def _refuse_other_reading(out: Path, reading: dict[str, Any]) -> None:
     """Before every slide is read in a way that the run would refuse."""
     if not (out / RUN_FILE).exists():
@@ -221,9 +236,13 @@ def _refuse_other_reading(out: Path, reading: dict[str, Any]) -> None:
             raise DataError(out, cause, "choose a new folder, or read the features as before")
 
 
+def _is_finished(out: Path, folds: int) -> bool:
+    return (out / RUN_FILE).exists() and len(finished_folds(out, folds)) == folds
+
+
 def _tell_other_threads(out: Path, folds: int, tell: Tell) -> None:
     """Other threads add numbers in another order, and round them in another way."""
-    if not (out / RUN_FILE).exists() or len(finished_folds(out, folds)) == folds:
+    if not (out / RUN_FILE).exists() or _is_finished(out, folds):
         return
     before, now = read_run(out)["threads"], torch.get_num_threads()
     if before != now:
