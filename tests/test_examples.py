@@ -7,6 +7,7 @@ import torch
 
 from psamil.bag import PackedBags
 from psamil.cohort import Cohort
+from psamil.files import write_json
 from psamil.models import create_model, list_models
 from psamil.recipes import settings_of_recipe
 from psamil.training.saved_model import SavedModel
@@ -88,6 +89,16 @@ def test_a_search_shows_what_validation_finds_and_no_more(monkeypatch):
     runs = pd.DataFrame({"variant": [*searched], "validation_auc": [0.7, 0.8], "auc": [0.9, 0.1]})
     table = example["table_of"](runs, ("validation_auc",))
     assert [list(column.cells) for column in table.columns] == [[*searched][::-1], ["0.800", "0.700"]]
+
+
+def test_a_run_without_validation_parts_has_no_score_of_them(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    example = runpy.run_path(str(EXAMPLES / "recipe.py"))
+    for fold, metrics in enumerate([{"val": {"auc": 0.5}}, {"val": {"auc": 1.0}}]):
+        write_json(tmp_path / "chosen" / "folds" / str(fold) / "seed-0" / "metrics.json", metrics)
+    write_json(tmp_path / "last" / "folds" / "0" / "seed-0" / "metrics.json", {"test": {"auc": 0.9}})
+    assert example["validation_auc"](tmp_path / "chosen") == 0.75
+    assert np.isnan(example["validation_auc"](tmp_path / "last"))
 
 
 def test_statistics_of_neighbouring_cells():
