@@ -53,7 +53,7 @@ LESIONS = ("lesions", "plain-lesions")
 CELLS = {"crc": "crc_codex_schurch2020", "tnbc": "tnbc_mibi_keren2018"}
 SLIDES = ("msi", "brca", "lung")
 METRICS = ("auc", "patch_auc", "froc_tile@6", "average_precision")
-OF_CELLS = {"head_dim": 16, "adapter_layers": 1, "k_init": [1.5, 2.5, 4.0], "k_max": 6.0}
+OF_CELLS = {"head_dim": 16, "adapter_layers": 1, "k_init": [1.5, 2.5, 4.0], "k_max": 6.0, "arrangement": 8}
 LINEAR = ("mean", "size")  # they learn little by the rates of the others
 AS_ABMIL = {  # do not begin to learn by the rates of the others; but for abmil: AUC on the validation parts below 0.65
     "crc": ("abmil", "ibmil", "max"),

@@ -17,6 +17,10 @@ them in until the labels object. What a tenth less costs or gains is the same fo
 narrow and wide ranges. Of epochs with equal validation scores, the one is kept whose validation loss and radius loss
 together are least.
 
+``arrangement`` adds, with so many channels per head, logits of how tiles lie to each other, whatever they are
+(:mod:`psamil.models.arrangement`): those of a bag are sum_i softmax_i(a_i) head(x_i) + 1/n sum_i e_i. The evidence of
+tile i is then n softmax_i(a_i) head(x_i) + e_i, whose mean the logits are. Off by default: it is not in the paper.
+
 Time O(n K^2), memory O(n). Where this differs from the authors' code on purpose: exact discs instead of the nearest
 round(pi K^2) tiles, raw logits out, no floor under the prior, radii that cannot get stuck at their bounds, a diversity
 loss that has a gradient. The preset "legacy" takes their neighbours and their diversity loss for comparison; O(n^2).
@@ -35,9 +39,11 @@ from torch import Tensor
 
 from psamil.bag import PackedBags
 from psamil.errors import OptionError, one_of
+from psamil.models.arrangement import Arrangement
 from psamil.models.nearest import nearest_attention
 from psamil.models.output import ModelOutput
 from psamil.models.registry import register_model
+from psamil.models.segments import segment_softmax
 from psamil.models.tiles import GatedScore
 from psamil.models.transformer import TransformerBlock
 from psamil.models.trunk import PRESETS, Adapter, MultiHeadAttention, Trunk, with_preset
@@ -99,6 +105,7 @@ class PSAMIL(Trunk):
         alpha: weight of the diversity loss.
         diversity: form of its entropy, see :mod:`psamil.spatial.diversity`.
         radius_weight: weight of the radius loss.
+        arrangement: channels per head of the arrangement; 0 for none.
         others: sizes and pooling, see :class:`psamil.models.trunk.Trunk`.
     """
 
@@ -116,6 +123,7 @@ class PSAMIL(Trunk):
         alpha: float = 1e-3,
         diversity: str = "quadrature",
         radius_weight: float = 0.0,
+        arrangement: int = 0,
         **others: Any,
     ) -> None:
         if diversity not in FORMS:
@@ -128,6 +136,12 @@ class PSAMIL(Trunk):
             return NEIGHBOURS[neighbours](width, heads, prior)
 
         super().__init__(in_dim, n_out, attention, **others)
+        if arrangement < 0 or (arrangement and self.score is None):
+            raise OptionError(
+                "arrangement is a number of channels, at least 0, and goes with the poolings 'linear' and 'gated'"
+            )
+        width, heads = self.head.in_features, len(self.priors[0].free)
+        self.arrangement = Arrangement(width, n_out, heads, arrangement) if arrangement else None
         self.alpha, self.diversity, self.radius_weight = alpha, diversity, radius_weight
         self.is_late = False  # in the second half of training
 
@@ -170,7 +184,10 @@ class PSAMIL(Trunk):
         return posterior_rows(q, k, batch.xy, prior.theta, queries, decay=prior.decay, tau=prior.tau, bags=batch.slides)
 
     def forward(self, batch: PackedBags) -> ModelOutput:
-        output = super().forward(batch)
+        x, layout = self.tiles(batch)
+        output = self.predict(x, layout, batch)
+        if self.arrangement is not None:
+            output = self._with_arrangement(output, x, layout, batch)
         priors = self.priors
         entropy = torch.stack([diversity_entropy(prior.rate, self.diversity) for prior in priors]).sum()
         losses = {"diversity": -self.alpha * entropy}
@@ -181,6 +198,19 @@ class PSAMIL(Trunk):
             auxiliary_losses=losses,
             radii_steps=torch.stack([prior.radius_steps.detach() for prior in priors]),
         )
+
+    def _with_arrangement(self, output: ModelOutput, x: Tensor, layout: Layout, batch: PackedBags) -> ModelOutput:
+        """Adds the logits of the arrangement, and the evidence of each tile for them."""
+        assert self.arrangement is not None
+        assert output.tile_evidence is not None
+        block = self.blocks[0]
+        assert isinstance(block, TransformerBlock)
+        logits, evidence = self.arrangement(block.norm1(x), batch, layout, self.priors[0])
+        bag = batch.bag_of_tile
+        sizes = batch.offsets.diff().to(bag.device)
+        share = segment_softmax(output.tile_scores, bag, len(batch)) * sizes[bag]  # 1 where all tiles weigh the same
+        whole = share[:, None] * output.tile_evidence + evidence
+        return replace(output, logits=output.logits + logits, tile_evidence=whole)
 
 
 @register_model

@@ -166,7 +166,10 @@ class Trunk(nn.Module):
         return x if self.position is None else self.position(x, layout), layout
 
     def forward(self, batch: PackedBags) -> ModelOutput:
-        x, layout = self.tiles(batch)
+        return self.predict(*self.tiles(batch), batch)
+
+    def predict(self, x: Tensor, layout: Layout, batch: PackedBags) -> ModelOutput:
+        """From the tiles as they enter the first block."""
         for block in self.blocks:
             x = block(x, batch.xy, layout)
         x = self.norm(x)

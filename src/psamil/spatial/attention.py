@@ -14,7 +14,7 @@ no pruning), the one that computes fewest pairs, weighted by the cost of a pair.
 
 import math
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from ctypes import CDLL
 from dataclasses import dataclass, field
 from typing import Any
@@ -72,27 +72,85 @@ def posterior_attention(
     keep_d2 = squared_radius(decay, theta, tau)
     scale = decay.embedding_scale(theta32) if hasattr(decay, "embedding_scale") else None
     embeds = [scale is not None and _embeds(bag, scale, keep_d2) for bag in layout.bags]
-    kernel = compiled.kernel_for(q32, decay)
-    paths = layout.choose((keep_d2 / (1 + RADIUS_TOLERANCE)).sqrt().tolist(), embeds, compiled=kernel is not None)
 
-    def attend(group: Sequence[int], q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        path = paths[group[0]]
-        with torch.autocast(q.device.type, enabled=False):
-            if path == "dense" and embeds[group[0]]:
-                assert scale is not None
-                return _embedded_attention(q, k, v, layout.bags[group[0]], scale, keep_d2)
-            geometry = _Geometry(layout, group, path, decay, keep_d2, kernel)
-            return _PosteriorAttention.apply(q, k, v, theta32, geometry)
+    def attend(geometry: _Geometry, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        first = geometry.bags[0]
+        if geometry.path == "dense" and embeds[first]:
+            assert scale is not None
+            return _embedded_attention(q, k, v, layout.bags[first], scale, keep_d2)
+        return _PosteriorAttention.apply(q, k, v, theta32, geometry)
+
+    return _by_path(attend, (q32, k32, v32), decay, keep_d2, layout, embeds).to(q.dtype)
+
+
+def spatial_lag(
+    v: Tensor,
+    xy: Tensor,
+    theta: Tensor,
+    *,
+    decay: str | Decay,
+    tau: float = 1e-3,
+    bags: Tensor | None = None,
+    layout: Layout | None = None,
+) -> Tensor:
+    r"""What surrounds every tile, by the prior alone and without the tile itself:
+
+        l_i = sum_{j != i} f(d_ij | theta_h) v_j / sum_j f(d_ij | theta_h),    j with d_ij <= K_h.
+
+    It is 0 where there are no other tiles. Arguments are those of :func:`posterior_attention`.
+
+    With q = k = 0 attention has the same weights p_ij, of which p_ii = 1 / sum_j f(d_ij) is known by the softmax's
+    denominator: l_i = o_i - p_ii v_i.
+    """
+    decay = get_decay(decay)
+    _check(v, v, v, xy, theta, tau)
+    if len(v) == 0:
+        return v * 1.0
+    layout = Layout.of(xy, bags) if layout is None else layout
+    if layout.n != len(v):
+        raise ShapeError(f"the layout holds {layout.n} tiles, v holds {len(v)}")
+    compute = v.dtype if v.dtype == torch.float64 else torch.float32
+    theta32 = theta.to(compute)
+
+    def attend(geometry: _Geometry, v: Tensor) -> Tensor:
+        return _SpatialLag.apply(v, theta32, geometry)
+
+    padded = torch.nn.functional.pad(v.to(compute), (0, 1))  # room for the gradient of the denominator
+    lag = _by_path(attend, (padded,), decay, squared_radius(decay, theta, tau), layout)
+    return lag[..., :-1].to(v.dtype)
+
+
+def _by_path(
+    attend: Callable[..., Tensor],
+    tensors: Sequence[Tensor],
+    decay: Decay,
+    keep_d2: Tensor,
+    layout: Layout,
+    embeds: Sequence[bool] | None = None,
+) -> Tensor:
+    """attend(geometry, *tensors) (n, heads, .) for bags that take the same path, in the order of the tiles.
+
+    Args:
+        tensors: (n, heads, .) each.
+        embeds: bags of which attend does the dense path as plain attention.
+    """
+    kernel = compiled.kernel_for(tensors[0], decay)
+    radii = (keep_d2 / (1 + RADIUS_TOLERANCE)).sqrt().tolist()
+    paths = layout.choose(radii, embeds, compiled=kernel is not None)
+
+    def call(group: Sequence[int], *of_group: Tensor) -> Tensor:
+        with torch.autocast(of_group[0].device.type, enabled=False):
+            return attend(_Geometry(layout, group, paths[group[0]], decay, keep_d2, kernel), *of_group)
 
     # bags on the same path share a call, except dense ones, which are taken one by one
     shared = {path: [b for b, p in enumerate(paths) if p == path] for path in paths if path != "dense"}
     groups = [*shared.values(), *([b] for b, path in enumerate(paths) if path == "dense")]
     if len(groups) == 1:
-        return attend(groups[0], q32, k32, v32).to(q.dtype)
-    offsets = layout.offsets
-    tiles = [torch.cat([torch.arange(offsets[b], offsets[b + 1]) for b in group]).to(q.device) for group in groups]
-    parts = [attend(group, q32[t], k32[t], v32[t]) for group, t in zip(groups, tiles, strict=True)]
-    return torch.cat(parts).index_select(0, torch.cat(tiles).argsort()).to(q.dtype)
+        return call(groups[0], *tensors)
+    offsets, device = layout.offsets, tensors[0].device
+    tiles = [torch.cat([torch.arange(offsets[b], offsets[b + 1]) for b in group]).to(device) for group in groups]
+    parts = [call(group, *(tensor[t] for tensor in tensors)) for group, t in zip(groups, tiles, strict=True)]
+    return torch.cat(parts).index_select(0, torch.cat(tiles).argsort())
 
 
 EMBEDDING_LIMIT = 6.0  # largest embedded position: beyond it, rounding of products of positions would show
@@ -194,6 +252,38 @@ class _PosteriorAttention(torch.autograd.Function):
         with torch.autocast(grad.device.type, enabled=False):
             tensors = (grad.contiguous(), *ctx.saved_tensors)
             return *torch.ops.psamil.posterior_attention_backward(*tensors, id(ctx.geometry)), None
+
+
+class _SpatialLag(torch.autograd.Function):
+    r"""l_i = o_i - p_ii v_i with q = k = 0, whose last channel of v is 0.
+
+    With g = dL/dl and p_ii = exp(-lse_i): dL/do = g, dL/dlse_i = p_ii g_i . v_i, and directly dL/dv_i = -p_ii g_i. The
+    gradient of the denominator adds to that of every score, dS_ij = p_ij (v_j . g_i - o_i . g_i + dL/dlse_i): as one
+    more channel of o, -dL/dlse_i, whose g is 1 and whose v is 0.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, v: Tensor, theta: Tensor, geometry: _Geometry) -> Tensor:
+        _GEOMETRIES[id(geometry)] = geometry
+        nothing = torch.zeros_like(v)
+        out, lse = torch.ops.psamil.posterior_attention(nothing, nothing, v, theta, id(geometry))
+        ctx.save_for_backward(v, theta, out, lse)
+        ctx.geometry = geometry
+        return out - lse.neg().exp2()[..., None] * v
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        v, theta, out, lse = ctx.saved_tensors
+        with torch.autocast(grad.device.type, enabled=False):
+            own = lse.neg().exp2()[..., None]  # p_ii
+            of_total = own * (grad * v).sum(-1, keepdim=True)
+            extended = torch.cat((grad[..., :-1], torch.ones_like(own)), -1)
+            out = torch.cat((out[..., :-1], -of_total), -1)
+            nothing = torch.zeros_like(v)
+            tensors = (extended, nothing, nothing, v, theta, out, lse)
+            _, _, dv, dtheta = torch.ops.psamil.posterior_attention_backward(*tensors, id(ctx.geometry))
+        return dv - own * grad, dtheta, None
 
 
 # Operators of their own, so that torch sees one call with a known cost instead of thousands of small products

@@ -38,18 +38,36 @@ def posterior_attention_reference(
 ) -> Tensor:
     """Same arguments and result as :func:`psamil.spatial.posterior_attention`, in n x n arrays and autograd."""
     decay = get_decay(decay)
-    n, _, d = q.shape
-    bag = torch.zeros(n) if bags is None else torch.repeat_interleave(bags.diff().cpu())  # bag of each tile
-    same_bag = (bag[:, None] == bag[None, :]).to(q.device)
-    xy = xy.double()
-    d2 = (xy[:, None] - xy[None, :]).square().sum(-1)  # (n, n)
-    keep_d2 = squared_radius(decay, theta, tau)
-
+    d = q.shape[2]
+    keep, d2 = _kept(xy, bags, squared_radius(decay, theta, tau))
     outputs = []
     for head in range(q.shape[1]):
         log_likelihood = -(q[:, None, head] - k[None, :, head]).square().sum(-1) / (2 * math.sqrt(d))  # (n, n)
         log_prior = decay.log_prior(d2.to(q.dtype), theta[head])
-        keep = same_bag & (d2 <= keep_d2[head].item())
-        posterior = (log_likelihood + log_prior).masked_fill(~keep, -math.inf).softmax(-1)
+        posterior = (log_likelihood + log_prior).masked_fill(~keep[head], -math.inf).softmax(-1)
         outputs.append(posterior @ v[:, head])
     return torch.stack(outputs, dim=1)
+
+
+def spatial_lag_reference(
+    v: Tensor, xy: Tensor, theta: Tensor, *, decay: str | Decay, tau: float = 1e-3, bags: Tensor | None = None
+) -> Tensor:
+    """Same arguments and result as :func:`psamil.spatial.spatial_lag`, in n x n arrays and autograd."""
+    decay = get_decay(decay)
+    keep, d2 = _kept(xy, bags, squared_radius(decay, theta, tau))
+    lags = []
+    for head in range(v.shape[1]):
+        prior = decay.log_prior(d2.to(v.dtype), theta[head]).exp() * keep[head]
+        others = prior - torch.diag(prior.diagonal())
+        lags.append(others @ v[:, head] / prior.sum(1, keepdim=True))
+    return torch.stack(lags, dim=1)
+
+
+def _kept(xy: Tensor, bags: Tensor | None, keep_d2: Tensor) -> tuple[Tensor, Tensor]:
+    """(heads, n, n) whether tile i looks at tile j, and their squared distance (n, n)."""
+    n = len(xy)
+    bag = torch.zeros(n) if bags is None else torch.repeat_interleave(bags.diff().cpu())  # bag of each tile
+    same_bag = (bag[:, None] == bag[None, :]).to(xy.device)
+    xy = xy.double()
+    d2 = (xy[:, None] - xy[None, :]).square().sum(-1)
+    return torch.stack([same_bag & (d2 <= keep) for keep in keep_d2.tolist()]), d2

@@ -45,8 +45,8 @@ class PartFlops:
 
 
 def has_formula(model: nn.Module) -> bool:
-    """Whether the table above is of this model: psa with discs as neighbours and linear pooling."""
-    if not isinstance(model, PSAMIL) or not isinstance(model.score, nn.Linear):
+    """Whether the table above is of this model: psa with discs as neighbours and linear pooling, no arrangement."""
+    if not isinstance(model, PSAMIL) or not isinstance(model.score, nn.Linear) or model.arrangement is not None:
         return False
     return not any(isinstance(module, NearestAttention) for module in model.modules())
 
@@ -54,7 +54,9 @@ def has_formula(model: nn.Module) -> bool:
 def psa_flops(model: nn.Module, bag: Bag) -> list[PartFlops]:
     """The parts of the table above, for one bag on a lattice."""
     if not isinstance(model, PSAMIL) or not has_formula(model):
-        raise OptionError("there is a formula for psa with neighbours 'disc' and pooling 'linear' alone")
+        raise OptionError(
+            "there is a formula for psa with neighbours 'disc', pooling 'linear' and no arrangement alone"
+        )
     n, width = bag.n, model.head.in_features
     blocks = [block for block in model.blocks if isinstance(block, TransformerBlock)]
     first = blocks[0].mlp[0]
