@@ -9,13 +9,14 @@
 
 - ``lesions``: outlines of real metastases filled with real embeddings of nuclei, among decoys; ``plain-lesions``:
   without. Each seed draws other slides: 200 for training and validation, 100 for testing. By the recipe "detection".
-- ``crc``, ``tnbc``: cells of tissue spots (tnbc: of three coarse types), 5 repeats of 5 folds by patient; by "context".
+- ``crc``, ``tnbc``: cells of tissue spots (tnbc: of three coarse types), 5 repeats of 5 folds by patient; by "cells".
   Of 35 patients none can be spared to choose an epoch: all that are not tested train, and the last epoch is kept
   (``--val 0.2`` for a validation part).
 - ``msi``, ``brca``, ``lung``: TCGA slides without positions, their regions in a line in the order of rows, 5 folds or
   the 10 published ones; by "context".
 
-Every model has the same recipe and about the same width; ``psa-shuffled`` is psa with tiles that exchange their places.
+Every model has the same recipe and about the same width; ``psa-shuffled`` is psa with tiles that exchange their places;
+``psa-without-arrangement``, of cells, what the name says.
 ``--ablate`` trains psa with one part of "detection" taken back at a time. ``--search`` trains every model with and
 without dropped features, and shows the AUC on the validation parts: what is higher there is in the recipe. A run that
 was stopped goes on. The table has the mean over seeds and a 95% interval by Student's t; for one seed the mean over
@@ -53,7 +54,6 @@ LESIONS = ("lesions", "plain-lesions")
 CELLS = {"crc": "crc_codex_schurch2020", "tnbc": "tnbc_mibi_keren2018"}
 SLIDES = ("msi", "brca", "lung")
 METRICS = ("auc", "patch_auc", "froc_tile@6", "average_precision")
-OF_CELLS = {"head_dim": 16, "adapter_layers": 1, "k_init": [1.5, 2.5, 4.0], "k_max": 6.0, "arrangement": 8}
 LINEAR = ("mean", "size")  # they learn little by the rates of the others
 AS_ABMIL = {  # do not begin to learn by the rates of the others; but for abmil: AUC on the validation parts below 0.65
     "crc": ("abmil", "ibmil", "max"),
@@ -93,7 +93,7 @@ def cells(out: Path, data: Path, which: str, seed: int) -> tuple[Path, dict[str,
         if which == "tnbc":
             merge_types(folder / "features", (source / "cell_types.txt").read_text().split())
     classes = CLASSES[CELLS[which]]
-    return folder, {"target": "label", "classes": classes, "folds": 5, "split_seed": seed}
+    return folder, {"target": "label", "classes": classes, "folds": 5, "split_seed": seed, "recipe": "cells"}
 
 
 def slides(out: Path, data: Path, which: str, seed: int) -> tuple[Path, dict[str, Any]]:
@@ -116,8 +116,6 @@ def variants(which: str, names: list[str] | None, ablate: bool, search: bool = F
     if ablate:
         return {name: {"model": "psa", **ABLATIONS[name]} for name in names or ABLATIONS}
     narrow = narrow_options(48 if which in CELLS else 96)
-    if which in CELLS:
-        narrow["psa"] |= OF_CELLS
     found: dict[str, dict[str, Any]] = {name: {"model": name, "model_options": narrow[name]} for name in list_models()}
     if which not in LESIONS:
         found["mean"]["model_options"] = {"hidden": 0}
@@ -126,6 +124,9 @@ def variants(which: str, names: list[str] | None, ablate: bool, search: bool = F
             found[name] |= {"epochs": own.epochs, "lr": own.lr, "patience": own.patience}
     if which not in SLIDES:
         found["psa-shuffled"] = {**found["psa"], "positions": "shuffled"}
+    if which in CELLS:
+        without = {**found["psa"]["model_options"], "arrangement": 0}
+        found["psa-without-arrangement"] = {**found["psa"], "model_options": without}
     return {name: found[name] for name in names or found}
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 import yaml
 
-from psamil import PackedBags, fit, list_models
+from psamil import PackedBags, create_model, fit, list_models
 from psamil.cli import main
 from psamil.cli.study import Study
 from psamil.cohort import BagCache, Cohort, Split, simulate
@@ -56,7 +56,7 @@ def test_every_model_with_a_paper_is_trained_by_the_recipe_of_its_authors(model,
 
 
 @pytest.mark.parametrize(
-    "file", [*sorted(FOLDER.glob("co*.yaml")), FOLDER / "detection.yaml", *AUTHORS], ids=lambda file: file.stem
+    "file", [*sorted(FOLDER.glob("c*.yaml")), FOLDER / "detection.yaml", *AUTHORS], ids=lambda file: file.stem
 )
 def test_a_recipe_names_every_setting_of_optimisation(file):
     found = yaml.safe_load(file.read_text())
@@ -99,7 +99,16 @@ def test_every_model_is_trained_by_the_recipe_for_detection(model, cohort, split
     assert (output.tile_evidence is not None) == (settings.negative_tiles > 0)
 
 
-@pytest.mark.parametrize("recipe", ["context", "detection"])
+@pytest.mark.parametrize("model", list_models())
+def test_the_recipe_for_cells_differs_from_the_default_in_options_of_models(model):
+    cells, default = settings_of_recipe("cells", model), settings_of_recipe("context", model)
+    assert replace(cells, model_options={}) == replace(default, model_options={})
+    assert (cells.model_options != {}) == (model in TRUNK_OF_PSA)
+    assert (cells.model_options.get("arrangement", 0) > 0) == (model == "psa")
+    create_model(model, 4, 2, **cells.model_options)
+
+
+@pytest.mark.parametrize("recipe", ["context", "detection", "cells"])
 def test_recipes_know_the_models_they_have_settings_for(recipe):
     found = yaml.safe_load((FOLDER / f"{recipe}.yaml").read_text())["models"]
     assert set(found) <= set(list_models())

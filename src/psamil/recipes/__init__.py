@@ -2,6 +2,7 @@
 
 - ``context``: the default; what we found to learn best from 50 to 300 slides, see ``docs/recipe.md``.
 - ``detection``: the same where the first class means that something is nowhere in the slide, such as a metastasis.
+- ``cells``: the same for single cells whose types are known, of some dozens of patients.
 - ``paper``, also called ``common``: the conditions in which the PSA-MIL paper trained all models it compares.
 - ``authors``: of each model, those of its own paper or code. What our settings cannot express is said in the file.
 
@@ -25,7 +26,7 @@ from psamil.models import list_models
 from psamil.training.settings import TrainingSettings
 from psamil.training.tasks import TaskOptions
 
-RECIPES = ("context", "detection", "paper", "common", "authors")
+RECIPES = ("context", "detection", "cells", "paper", "common", "authors")
 DEFAULT_RECIPE = "context"
 FOLDER = Path(__file__).parent
 SAME_AUTHORS = {
@@ -65,7 +66,7 @@ def for_model(training: TrainingSettings, recipe: str, model: str, options: Mapp
 
 
 def _file(recipe: str, model: str) -> Path:
-    if recipe in ("context", "detection"):
+    if recipe in ("context", "detection", "cells"):
         return FOLDER / f"{recipe}.yaml"
     if recipe != "authors" or model in TRUNK_OF_PSA:  # of whose paper the common recipe is
         return FOLDER / "common.yaml"
