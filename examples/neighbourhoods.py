@@ -9,7 +9,8 @@ Logistic regression by image, on
 - composition: the share of each type of cells;
 - neighbours: how often type b is among the k nearest cells of one of type a, for all pairs, as it is (share), and
   compared with what the composition alone would give (enrichment): log(share_ab) - log(share_a share_b);
-- the latter with cells that exchange their positions, a control for what positions add.
+- their covariance: share_ab - share_a share_b, the same comparison as a difference;
+- the latter two with cells that exchange their positions, a control for what positions add.
 
 5 repeats of 5 folds by patient, those of ``examples/recipe.py`` with the same seed; the training and the validation
 part train, and choose the strength of the penalty by cross-validation by patient within them. AUC by patient: mean and
@@ -74,6 +75,8 @@ def statistics_of(cohort: Cohort, k: int, seed: int) -> dict[str, np.ndarray]:
             "neighbours": pairs,
             "neighbours, enrichment": enrichment(pairs, composition),
             "neighbours, enrichment, shuffled": enrichment(shuffled, composition),
+            "neighbours, covariance": pairs - np.outer(composition, composition),
+            "neighbours, covariance, shuffled": shuffled - np.outer(composition, composition),
         }
         for name, value in values.items():
             found.setdefault(name, []).append(value.ravel())
