@@ -268,7 +268,7 @@ def test_on_the_command_line_a_wrong_recipe_is_one_line(folder, tmp_path, capsys
     assert end.value.code == 2
     assert (
         capsys.readouterr().err
-        == "psamil: unknown recipe 'mine'; known: 'authors', 'common', 'context', 'detection', 'paper'\n"
+        == "psamil: unknown recipe 'mine'; known: 'authors', 'cells', 'common', 'context', 'detection', 'paper'\n"
     )
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import tempfile
 import threading
 import traceback
@@ -126,6 +127,10 @@ def _rank(ranks: Ranks, meeting: str, threads: int, work: Callable[[Ranks, Tell]
         distributed.init_process_group(store=FileStore(meeting, ranks.size), rank=ranks.rank, world_size=ranks.size)
         work(ranks, lambda kind, content: pipe.send((kind, content)))
         distributed.destroy_process_group()
+        pipe.close()  # the caller hears the end of the work
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)  # all is written; threads of torch that still run when the process is taken down may abort it
     except PsamilError as error:
         pipe.send(("error", error))
     except Exception:
