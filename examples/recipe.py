@@ -125,7 +125,7 @@ def variants(which: str, names: list[str] | None, ablate: bool, search: bool = F
     if which not in SLIDES:
         found["psa-shuffled"] = {**found["psa"], "positions": "shuffled"}
     if which in CELLS:
-        without = {**found["psa"]["model_options"], "arrangement": 0}
+        without = {**found["psa"]["model_options"], "arrangement": False}
         found["psa-without-arrangement"] = {**found["psa"], "model_options": without}
     return {name: found[name] for name in names or found}
 

@@ -64,7 +64,7 @@ def test_recipes_put_to_the_test(monkeypatch):
     assert {of["model"] for of in variants("lesions", None, False).values()} == set(list_models())
     assert variants("crc", ["psa-shuffled"], False)["psa-shuffled"]["positions"] == "shuffled"
     (without,) = variants("crc", ["psa-without-arrangement"], False).values()
-    assert without["model_options"]["arrangement"] == 0
+    assert without["model_options"]["arrangement"] is False
     of_abmil = example["MODELS_OF_CELLS"]["abmil"]
     assert variants("tnbc", ["sm_abmil"], False)["sm_abmil"]["lr"] == of_abmil.lr
     assert "lr" not in variants("crc", ["sm_abmil"], False)["sm_abmil"]  # it learns there by the rate of the recipe

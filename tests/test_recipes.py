@@ -104,7 +104,7 @@ def test_the_recipe_for_cells_differs_from_the_default_in_options_of_models(mode
     cells, default = settings_of_recipe("cells", model), settings_of_recipe("context", model)
     assert replace(cells, model_options={}) == replace(default, model_options={})
     assert (cells.model_options != {}) == (model in TRUNK_OF_PSA)
-    assert (cells.model_options.get("arrangement", 0) > 0) == (model == "psa")
+    assert cells.model_options.get("arrangement", False) == (model == "psa")
     create_model(model, 4, 2, **cells.model_options)
 
 

@@ -21,24 +21,62 @@ def two_bags() -> PackedBags:
     return PackedBags.of([first, Bag(features[41:], positions("continuous", 25), "cells")])
 
 
-def arranged(batch: PackedBags, heads: int = 2, channels: int = 3, n_out: int = 2) -> tuple:
+def arranged(batch: PackedBags, heads: int = 2, n_out: int = 2) -> tuple:
     torch.manual_seed(0)
-    model = Arrangement(batch.features.shape[1], n_out, heads, channels).double()
+    model = Arrangement(batch.features.shape[1], n_out, heads).double()
+    model.look_at([batch])
+    torch.nn.init.normal_(model.meetings)
+    torch.nn.init.normal_(model.bias)
     prior = DistancePrior(heads, k_init=4.0).double()
-    layout = Layout.of(batch.xy, batch.slides)
-    return model, prior, *model(batch.features, batch, layout, prior)
+    return model, prior, *model(batch, Layout.of(batch.xy, batch.slides), prior)
+
+
+def centred(batch: PackedBags) -> torch.Tensor:
+    x = batch.features
+    return torch.cat([x[a:b] - x[a:b].mean(0) for a, b in pairwise(batch.slides.tolist())])
 
 
 def test_it_is_a_bilinear_form_of_tiles_and_their_surroundings():
     batch = two_bags()
     model, prior, logits, evidence = arranged(batch)
-    u = model.values(batch.features).view(-1, 2, 3)
-    u = torch.cat([u[a:b] - u[a:b].mean(0) for a, b in pairwise(batch.slides.tolist())])
+    u = (centred(batch) / model.deviation)[:, None].expand(-1, 2, -1)
     lag = spatial_lag_reference(u, batch.xy, prior.theta, decay="gaussian", bags=batch.slides)
-    covariance = u[..., :, None] * lag[..., None, :]  # (n, heads, channels, channels)
-    expected = model.meetings(covariance.flatten(1))
+    covariance = u[..., :, None] * lag[..., None, :]  # (n, heads, kinds, kinds)
+    expected = torch.einsum("nhab,ohab->no", covariance, model.weight) + model.bias
     torch.testing.assert_close(evidence, expected)
     torch.testing.assert_close(logits, torch.stack([expected[:41].mean(0), expected[41:].mean(0)]))
+
+
+def test_kinds_are_on_the_scale_of_their_deviation_within_training_slides():
+    batch = two_bags()
+    model = arranged(batch)[0]
+    bounds = list(pairwise(batch.slides.tolist()))
+    within = torch.stack([centred(batch)[a:b].square().mean(0) for a, b in bounds])
+    assert len(within) == 3
+    torch.testing.assert_close(model.deviation, within.mean(0).sqrt())
+    one_by_one = Arrangement(6, 2, 2).double()
+    one_by_one.look_at(
+        PackedBags.of(Bag(batch.features[a:b], batch.xy[a:b], "slide")) for a, b in bounds
+    )  # slides in bags of their own
+    torch.testing.assert_close(one_by_one.deviation, model.deviation)
+
+
+def test_a_kind_that_never_occurs_says_nothing():
+    batch = two_bags()
+    batch.features[:, 2] = 0
+    _, _, logits, evidence = arranged(batch)
+    assert logits.isfinite().all()
+
+
+def test_training_looks_at_the_bags_once():
+    torch.manual_seed(0)
+    model = create_model("psa", 6, 2, heads=2, head_dim=4, arrangement=True).double()
+    batch = two_bags()
+    model.start_epoch(0, 3, lambda: [batch])
+    seen = model.arrangement.deviation.clone()
+    torch.testing.assert_close(seen, arranged(batch)[0].deviation)
+    model.start_epoch(1, 3, lambda: pytest.fail("nothing to look at"))
+    assert "arrangement.deviation" in model.state_dict()
 
 
 def test_what_a_slide_consists_of_is_not_in_it():
@@ -50,8 +88,8 @@ def test_what_a_slide_consists_of_is_not_in_it():
         types = torch.stack((is_first, ~is_first), 1).double()
         torch.manual_seed(0)
         batch = PackedBags.of(Bag(types, xy, "slide"))
-        model, _, logits, _ = arranged(batch, heads=1, channels=1, n_out=1)
-        return abs(float((logits - model.meetings.bias).detach()))
+        model, _, logits, _ = arranged(batch, heads=1, n_out=1)
+        return abs(float((logits - model.bias).detach()))
 
     at_random = [value(torch.rand(1600, generator=generator) < share) for share in (0.05, 0.2, 0.5)]
     in_halves = value(xy[:, 0] < 20)
@@ -61,7 +99,7 @@ def test_what_a_slide_consists_of_is_not_in_it():
 @pytest.mark.parametrize("pooling", ["linear", "gated"])
 def test_logits_of_psa_are_the_mean_of_the_evidence(pooling):
     torch.manual_seed(0)
-    model = create_model("psa", 6, 3, heads=2, head_dim=4, pooling=pooling, arrangement=4).double()
+    model = create_model("psa", 6, 3, heads=2, head_dim=4, pooling=pooling, arrangement=True).double()
     batch = two_bags()
     out = model(batch)
     means = torch.stack([out.tile_evidence[:41].mean(0), out.tile_evidence[41:].mean(0)])
@@ -71,22 +109,20 @@ def test_logits_of_psa_are_the_mean_of_the_evidence(pooling):
         assert parameter.grad.abs().max() > 0, name
 
 
-def test_without_weights_of_meetings_it_is_the_model_of_the_paper():
+def test_it_begins_as_the_model_of_the_paper():
     torch.manual_seed(0)
     plain = create_model("psa", 6, 2, heads=2, head_dim=4)
     torch.manual_seed(0)
-    model = create_model("psa", 6, 2, heads=2, head_dim=4, arrangement=4)
-    torch.nn.init.zeros_(model.arrangement.meetings.weight)
-    torch.nn.init.zeros_(model.arrangement.meetings.bias)
+    model = create_model("psa", 6, 2, heads=2, head_dim=4, arrangement=True)
     batch = two_bags()
     torch.testing.assert_close(model(batch).logits, plain(batch).logits)
 
 
 def test_it_keeps_what_every_model_promises():
-    check_model("psa", heads=2, head_dim=4, arrangement=4)
+    check_model("psa", heads=2, head_dim=4, arrangement=True)
 
 
-def test_errors():
-    for options in ({"arrangement": -1}, {"arrangement": 4, "pooling": "evidence"}):
-        with pytest.raises(OptionError, match="arrangement is a number of channels"):
-            create_model("psa", 6, 2, heads=2, head_dim=4, **options)
+@pytest.mark.parametrize(("width", "options"), [(6, {"pooling": "evidence"}), (65, {})])
+def test_errors(width, options):
+    with pytest.raises(OptionError, match="arrangement"):
+        create_model("psa", width, 2, heads=2, head_dim=4, arrangement=True, **options)

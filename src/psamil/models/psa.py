@@ -17,7 +17,7 @@ them in until the labels object. What a tenth less costs or gains is the same fo
 narrow and wide ranges. Of epochs with equal validation scores, the one is kept whose validation loss and radius loss
 together are least.
 
-``arrangement`` adds, with so many channels per head, logits of how tiles lie to each other, whatever they are
+``arrangement`` adds logits of how often kinds of tiles meet, for features that are such kinds
 (:mod:`psamil.models.arrangement`): those of a bag are sum_i softmax_i(a_i) head(x_i) + 1/n sum_i e_i. The evidence of
 tile i is then n softmax_i(a_i) head(x_i) + e_i, whose mean the logits are. Off by default: it is not in the paper.
 
@@ -105,7 +105,7 @@ class PSAMIL(Trunk):
         alpha: weight of the diversity loss.
         diversity: form of its entropy, see :mod:`psamil.spatial.diversity`.
         radius_weight: weight of the radius loss.
-        arrangement: channels per head of the arrangement; 0 for none.
+        arrangement: adds the arrangement of kinds, whose number in_dim is.
         others: sizes and pooling, see :class:`psamil.models.trunk.Trunk`.
     """
 
@@ -123,7 +123,7 @@ class PSAMIL(Trunk):
         alpha: float = 1e-3,
         diversity: str = "quadrature",
         radius_weight: float = 0.0,
-        arrangement: int = 0,
+        arrangement: bool = False,
         **others: Any,
     ) -> None:
         if diversity not in FORMS:
@@ -136,18 +136,17 @@ class PSAMIL(Trunk):
             return NEIGHBOURS[neighbours](width, heads, prior)
 
         super().__init__(in_dim, n_out, attention, **others)
-        if arrangement < 0 or (arrangement and self.score is None):
-            raise OptionError(
-                "arrangement is a number of channels, at least 0, and goes with the poolings 'linear' and 'gated'"
-            )
-        width, heads = self.head.in_features, len(self.priors[0].free)
-        self.arrangement = Arrangement(width, n_out, heads, arrangement) if arrangement else None
+        if arrangement and self.score is None:
+            raise OptionError("arrangement goes with the poolings 'linear' and 'gated'")
+        self.arrangement = Arrangement(in_dim, n_out, len(self.priors[0].free)) if arrangement else None
         self.alpha, self.diversity, self.radius_weight = alpha, diversity, radius_weight
         self.is_late = False  # in the second half of training
 
     def start_epoch(self, epoch: int, epochs: int, batches: Callable[[], Iterable[PackedBags]]) -> None:
-        """Tells whether radii shall be small by now."""
+        """Tells whether radii shall be small by now; the first time, the arrangement looks at the training bags."""
         self.is_late = epoch >= epochs / 2
+        if self.arrangement is not None and epoch == 0:
+            self.arrangement.look_at(batches())
 
     def radius_loss(self) -> Tensor:
         """What the radii cost."""
@@ -187,7 +186,7 @@ class PSAMIL(Trunk):
         x, layout = self.tiles(batch)
         output = self.predict(x, layout, batch)
         if self.arrangement is not None:
-            output = self._with_arrangement(output, x, layout, batch)
+            output = self._with_arrangement(output, layout, batch)
         priors = self.priors
         entropy = torch.stack([diversity_entropy(prior.rate, self.diversity) for prior in priors]).sum()
         losses = {"diversity": -self.alpha * entropy}
@@ -199,13 +198,11 @@ class PSAMIL(Trunk):
             radii_steps=torch.stack([prior.radius_steps.detach() for prior in priors]),
         )
 
-    def _with_arrangement(self, output: ModelOutput, x: Tensor, layout: Layout, batch: PackedBags) -> ModelOutput:
+    def _with_arrangement(self, output: ModelOutput, layout: Layout, batch: PackedBags) -> ModelOutput:
         """Adds the logits of the arrangement, and the evidence of each tile for them."""
         assert self.arrangement is not None
         assert output.tile_evidence is not None
-        block = self.blocks[0]
-        assert isinstance(block, TransformerBlock)
-        logits, evidence = self.arrangement(block.norm1(x), batch, layout, self.priors[0])
+        logits, evidence = self.arrangement(batch, layout, self.priors[0])
         bag = batch.bag_of_tile
         sizes = batch.offsets.diff().to(bag.device)
         share = segment_softmax(output.tile_scores, bag, len(batch)) * sizes[bag]  # 1 where all tiles weigh the same
