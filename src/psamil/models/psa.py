@@ -19,7 +19,9 @@ together are least.
 
 ``arrangement`` adds logits of how often kinds of tiles meet, for features that are such kinds
 (:mod:`psamil.models.arrangement`): those of a bag are sum_i softmax_i(a_i) head(x_i) + 1/n sum_i e_i. The evidence of
-tile i is then n softmax_i(a_i) head(x_i) + e_i, whose mean the logits are. Off by default: it is not in the paper.
+tile i is then n softmax_i(a_i) head(x_i) + e_i, whose mean the logits are. The arrangement learns by a loss of its own,
+as an extra prediction, and the rest what it leaves: otherwise attention, which learns few slides by heart sooner, would
+leave nothing for it to learn from. Off by default: it is not in the paper.
 
 Time O(n K^2), memory O(n). Where this differs from the authors' code on purpose: exact discs instead of the nearest
 round(pi K^2) tiles, raw logits out, no floor under the prior, radii that cannot get stuck at their bounds, a diversity
@@ -41,7 +43,7 @@ from psamil.bag import PackedBags
 from psamil.errors import OptionError, one_of
 from psamil.models.arrangement import Arrangement
 from psamil.models.nearest import nearest_attention
-from psamil.models.output import ModelOutput
+from psamil.models.output import ExtraPrediction, ModelOutput
 from psamil.models.registry import register_model
 from psamil.models.segments import segment_softmax
 from psamil.models.tiles import GatedScore
@@ -143,10 +145,8 @@ class PSAMIL(Trunk):
         self.is_late = False  # in the second half of training
 
     def start_epoch(self, epoch: int, epochs: int, batches: Callable[[], Iterable[PackedBags]]) -> None:
-        """Tells whether radii shall be small by now; the first time, the arrangement looks at the training bags."""
+        """Tells whether radii shall be small by now."""
         self.is_late = epoch >= epochs / 2
-        if self.arrangement is not None and epoch == 0:
-            self.arrangement.look_at(batches())
 
     def radius_loss(self) -> Tensor:
         """What the radii cost."""
@@ -207,7 +207,14 @@ class PSAMIL(Trunk):
         sizes = batch.offsets.diff().to(bag.device)
         share = segment_softmax(output.tile_scores, bag, len(batch)) * sizes[bag]  # 1 where all tiles weigh the same
         whole = share[:, None] * output.tile_evidence + evidence
-        return replace(output, logits=output.logits + logits, tile_evidence=whole)
+        alone = ExtraPrediction(logits, torch.arange(len(batch), device=logits.device))
+        added = logits.detach() if self.training else logits
+        return replace(
+            output,
+            logits=output.logits + added,
+            tile_evidence=whole,
+            extra_predictions={**output.extra_predictions, "arrangement": alone},
+        )
 
 
 @register_model
