@@ -49,8 +49,11 @@ def test_it_is_a_bilinear_form_of_tiles_and_their_surroundings():
 def test_a_kind_that_never_occurs_says_nothing():
     batch = two_bags()
     batch.features[:, 2] = 0
-    _, _, logits, evidence = arranged(batch)
-    assert logits.isfinite().all()
+    model, prior, _, evidence = arranged(batch)
+    with torch.no_grad():
+        model.meetings[:, :, 2] += 5
+        model.meetings[:, :, :, 2] += 5
+    torch.testing.assert_close(model(batch, Layout.of(batch.xy, batch.slides), prior)[1], evidence)
 
 
 def test_what_a_slide_consists_of_is_not_in_it():

@@ -49,7 +49,8 @@ class Arrangement(nn.Module):
         super().__init__()
         if kinds > MOST_KINDS:
             raise OptionError(
-                f"arrangement compares every pair of features, such as types of cells: {MOST_KINDS} at most, got {kinds}"
+                f"arrangement compares every pair of features, such as types of cells: {MOST_KINDS} features at most, "
+                f"got {kinds}"
             )
         self.kinds, self.heads = kinds, heads
         self.meetings = nn.Parameter(torch.zeros(n_out, heads, kinds, kinds))  # W / PACE
