@@ -19,6 +19,7 @@ import pandas as pd
 import torch
 
 from psamil.cohort import Cohort, Split, Splits
+from psamil.cohort.same_features import feature_names
 from psamil.errors import BusyError, DataError, OptionError
 from psamil.evaluation.fold_localisation import (
     localisation_intervals,
@@ -59,6 +60,7 @@ from psamil.training.tasks import Task
 
 PACKAGES = ("psamil", "torch", "numpy", "pandas", "lightning-fabric", "safetensors")
 
+MOST_NAMES = 256  # of features, in run.json: kinds of tiles and markers, not genes
 WAIT_S = 60.0  # for a process that makes the run directory or the summary
 
 Report = Callable[[str, dict[str, Any]], None]
@@ -321,6 +323,9 @@ def _claim(
             who: dict[str, Any] = {"patients": patients}
             if cohort.unit == "patient":
                 who["slides"] = {ref.id: sample.id for sample in cohort.samples for ref in sample.bags}
+            names = feature_names(cohort.samples[0].bags[0])
+            if names is not None and len(names) <= MOST_NAMES:
+                who["feature_names"] = list(names)
             write_json(run / RUN_FILE, {**wanted, **_environment(), **about, **who})
         if not (run / SPLITS_FILE).exists():  # new, or killed in between
             splits.save(run / SPLITS_FILE)

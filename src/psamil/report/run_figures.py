@@ -24,6 +24,7 @@ from psamil.report.drawing import (
     shortened,
     styled,
 )
+from psamil.report.meeting_figures import meetings
 from psamil.report.tables import metric_title, p_text
 from psamil.training.class_tasks import ClassificationTask, MultiLabelTask
 from psamil.training.regression_task import RegressionTask
@@ -52,7 +53,8 @@ def figures_of(runs: Sequence[FinishedRun], *, planted_steps: tuple[float, float
         makers.append(lambda: _survival(runs))
     if isinstance(task, RegressionTask):
         makers.append(lambda: _scatter(runs))
-    makers += [lambda: _radii(runs, planted_steps), lambda: _similarity(runs), lambda: _training(runs)]
+    makers += [lambda: _radii(runs, planted_steps), lambda: _similarity(runs), lambda: meetings(runs)]
+    makers.append(lambda: _training(runs))
     with styled():
         return [drawn for drawn in (make() for make in makers) if drawn is not None]
 
