@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -387,6 +388,20 @@ def test_one_seed_gives_the_same_numbers_in_the_fold_and_in_the_summary(cohort, 
     for k in range(3):
         metrics = read_json(tmp_path / "run" / "folds" / str(k) / "seed-0" / "metrics.json")["test"]
         assert {name: of["per_fold"][k] for name, of in summary["metrics"].items()} == metrics
+
+
+def test_a_run_knows_the_names_of_few_features(tmp_path):
+    rng = np.random.default_rng(0)
+    for n_features, is_known in ((3, True), (300, False)):
+        folder, names = tmp_path / str(n_features), [f"kind {i}" for i in range(n_features)]
+        folder.mkdir()
+        for i in range(4):
+            x, xy = rng.random((5, n_features), dtype=np.float32), rng.random((5, 2))
+            np.savez(folder / f"s{i}.npz", features=x, coords=xy, unit="px", continuous=True, feature_names=names)
+        pd.DataFrame({"slide_id": [f"s{i}" for i in range(4)], "label": list("abab")}).to_csv(folder / "labels.csv")
+        cohort = Cohort.open(folder, folder / "labels.csv", target="label")
+        cross_validate(cohort, k_fold(cohort, 2, val=0.0), MEAN, folder / "run", fold=0)
+        assert read_json(folder / "run" / "run.json").get("feature_names") == (names if is_known else None)
 
 
 def test_a_run_says_how_it_was_made(cohort, splits, tmp_path):
