@@ -41,7 +41,7 @@ def test_it_is_a_bilinear_form_of_tiles_and_their_surroundings():
     u = residuals(batch)[:, None].expand(-1, 2, -1)
     lag = spatial_lag_reference(u, batch.xy, prior.theta, decay="gaussian", bags=batch.slides)
     covariance = u[..., :, None] * lag[..., None, :]  # (n, heads, kinds, kinds)
-    expected = torch.einsum("nhab,ohab->no", covariance, model.weight) + model.bias
+    expected = torch.einsum("nhab,ohab->no", covariance, model.weight) + 30 * model.bias
     torch.testing.assert_close(evidence, expected)
     torch.testing.assert_close(logits, torch.stack([expected[:41].mean(0), expected[41:].mean(0)]))
 
@@ -66,7 +66,7 @@ def test_what_a_slide_consists_of_is_not_in_it():
         torch.manual_seed(0)
         batch = PackedBags.of(Bag(types, xy, "slide"))
         model, _, logits, _ = arranged(batch, heads=1, n_out=1)
-        return abs(float((logits - model.bias).detach()))
+        return abs(float((logits - 30 * model.bias).detach()))
 
     at_random = [value(torch.rand(1600, generator=generator) < share) for share in (0.05, 0.2, 0.5)]
     in_halves = value(xy[:, 0] < 20)
@@ -84,6 +84,12 @@ def test_logits_of_psa_are_the_mean_of_the_evidence(pooling):
     torch.testing.assert_close(out.logits, means, rtol=1e-5, atol=1e-6)
 
 
+def trunk_alone(model: torch.nn.Module) -> torch.Tensor:
+    """Logits of PSA-MIL without its arrangement."""
+    batch = two_bags()
+    return model.predict(*model.tiles(batch), batch).logits
+
+
 def test_it_learns_by_its_own_loss_and_the_rest_what_it_leaves():
     torch.manual_seed(0)
     model = create_model("psa", 6, 3, heads=2, head_dim=4, arrangement=True).double().train()
@@ -91,6 +97,7 @@ def test_it_learns_by_its_own_loss_and_the_rest_what_it_leaves():
     out = model(two_bags())
     alone = out.extra_predictions["arrangement"]
     assert alone.bag.tolist() == [0, 1]
+    torch.testing.assert_close(30 * alone.logits + trunk_alone(model), out.logits)
     own = dict(model.arrangement.named_parameters())
 
     def learning(loss: torch.Tensor) -> set[str]:

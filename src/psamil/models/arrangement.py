@@ -16,6 +16,10 @@ that they do. What a slide consists of, and how many tiles it has, is not in it:
 expectation is 0 but for terms of 1/n. Attention gives means of surroundings; it would have to learn the product, and to
 take off what the shares explain, from few slides. W begins at 0: no meeting means anything before slides have said so.
 
+It learns from logits / GAIN, a loss of its own, and stops long before it fits: then W points to what the classes differ
+in on average, as under a strong penalty, and pairs that few slides have in common stay small. How far it has come by
+then says nothing, so that the gain puts the logits on the scale of others.
+
 Time O(n K^2), memory O(n).
 
 Moran: Notes on continuous stochastic phenomena. Biometrika 1950. Anselin: Local indicators of spatial association.
@@ -33,7 +37,7 @@ from psamil.spatial import DistancePrior, Layout, spatial_lag
 
 MOST_KINDS = 64
 RARE = 0.01  # epsilon: kinds with smaller shares count for less
-PACE = 30.0  # of the weights of meetings, whose residuals are small, beside the weights of a network
+GAIN = 30.0  # of the logits over those that have learned by themselves
 
 
 class Arrangement(nn.Module):
@@ -53,13 +57,13 @@ class Arrangement(nn.Module):
                 f"got {kinds}"
             )
         self.kinds, self.heads = kinds, heads
-        self.meetings = nn.Parameter(torch.zeros(n_out, heads, kinds, kinds))  # W / PACE
-        self.bias = nn.Parameter(torch.zeros(n_out))
+        self.meetings = nn.Parameter(torch.zeros(n_out, heads, kinds, kinds))  # W / GAIN
+        self.bias = nn.Parameter(torch.zeros(n_out))  # b / GAIN
 
     @property
     def weight(self) -> Tensor:
         """(n_out, heads, kinds, kinds) W: what it says that a tile of one kind is surrounded by another."""
-        return PACE * self.meetings
+        return GAIN * self.meetings
 
     def forward(self, batch: PackedBags, layout: Layout, prior: DistancePrior) -> tuple[Tensor, Tensor]:
         """(bags, n_out) logits and (n, n_out) evidence of tiles."""
@@ -70,6 +74,6 @@ class Arrangement(nn.Module):
         scale = segment_mean(x.square(), slide, len(sizes)).to(x.dtype).add(RARE).sqrt()
         u = ((x - mean[slide]) / scale[slide])[:, None].expand(-1, self.heads, -1).contiguous()
         lag = spatial_lag(u, batch.xy, prior.theta, decay=prior.decay, tau=prior.tau, layout=layout)
-        evidence = torch.einsum("nhc,ohcd,nhd->no", u, self.weight, lag) + self.bias
+        evidence = torch.einsum("nhc,ohcd,nhd->no", u, self.weight, lag) + GAIN * self.bias
         logits = segment_mean(evidence, batch.bag_of_tile, len(batch)).to(evidence.dtype)
         return logits, evidence

@@ -41,7 +41,7 @@ from torch import Tensor
 
 from psamil.bag import PackedBags
 from psamil.errors import OptionError, one_of
-from psamil.models.arrangement import Arrangement
+from psamil.models.arrangement import GAIN, Arrangement
 from psamil.models.nearest import nearest_attention
 from psamil.models.output import ExtraPrediction, ModelOutput
 from psamil.models.registry import register_model
@@ -207,7 +207,7 @@ class PSAMIL(Trunk):
         sizes = batch.offsets.diff().to(bag.device)
         share = segment_softmax(output.tile_scores, bag, len(batch)) * sizes[bag]  # 1 where all tiles weigh the same
         whole = share[:, None] * output.tile_evidence + evidence
-        alone = ExtraPrediction(logits, torch.arange(len(batch), device=logits.device))
+        alone = ExtraPrediction(logits / GAIN, torch.arange(len(batch), device=logits.device))
         added = logits.detach() if self.training else logits
         return replace(
             output,
