@@ -34,8 +34,10 @@ def meetings(runs: Sequence[FinishedRun]) -> Figure | None:
         most = max(float(np.abs(mean).max()), 1e-12)
         kinds = range(len(mean))
         drawn = axis.pcolormesh(kinds, kinds, mean, cmap=COLOURS, vmin=-most, vmax=most, edgecolors="#d9dce2")
-        rows, columns = np.nonzero(agreed)
-        axis.plot(columns, rows, ".", color="#20242b", markersize=3, linestyle="none")
+        is_dark = np.abs(mean) > 0.6 * most
+        for of, shade in ((agreed & is_dark, "#ffffff"), (agreed & ~is_dark, "#20242b")):
+            rows, columns = np.nonzero(of)
+            axis.plot(columns, rows, ".", color=shade, markersize=3, linestyle="none")
         axis.set(aspect="equal", xlabel="is surrounded by", title=title)
         names = [shortened(name, 24) for name in names_of(run, len(mean))]
         axis.set_xticks(kinds, names, rotation=90)
