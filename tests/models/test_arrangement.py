@@ -79,7 +79,7 @@ def test_logits_of_psa_are_the_mean_of_the_evidence(pooling):
     model = create_model("psa", 6, 3, heads=2, head_dim=4, pooling=pooling, arrangement=True).double()
     torch.nn.init.normal_(model.arrangement.meetings)
     batch = two_bags()
-    out = model(batch)
+    out = model.eval()(batch)
     means = torch.stack([out.tile_evidence[:41].mean(0), out.tile_evidence[41:].mean(0)])
     torch.testing.assert_close(out.logits, means, rtol=1e-5, atol=1e-6)
 
@@ -90,14 +90,15 @@ def trunk_alone(model: torch.nn.Module) -> torch.Tensor:
     return model.predict(*model.tiles(batch), batch).logits
 
 
-def test_it_learns_by_its_own_loss_and_the_rest_what_it_leaves():
+def test_both_learn_apart_and_predict_together():
     torch.manual_seed(0)
     model = create_model("psa", 6, 3, heads=2, head_dim=4, arrangement=True).double().train()
     torch.nn.init.normal_(model.arrangement.meetings)
     out = model(two_bags())
     alone = out.extra_predictions["arrangement"]
     assert alone.bag.tolist() == [0, 1]
-    torch.testing.assert_close(30 * alone.logits + trunk_alone(model), out.logits)
+    torch.testing.assert_close(out.logits, trunk_alone(model))
+    torch.testing.assert_close(model.eval()(two_bags()).logits, trunk_alone(model) + 30 * alone.logits)
     own = dict(model.arrangement.named_parameters())
 
     def learning(loss: torch.Tensor) -> set[str]:

@@ -19,9 +19,9 @@ together are least.
 
 ``arrangement`` adds logits of how often kinds of tiles meet, for features that are such kinds
 (:mod:`psamil.models.arrangement`): those of a bag are sum_i softmax_i(a_i) head(x_i) + 1/n sum_i e_i. The evidence of
-tile i is then n softmax_i(a_i) head(x_i) + e_i, whose mean the logits are. The arrangement learns by a loss of its own,
-as an extra prediction, and the rest what it leaves: otherwise attention, which learns few slides by heart sooner, would
-leave nothing for it to learn from. Off by default: it is not in the paper.
+tile i is then n softmax_i(a_i) head(x_i) + e_i, whose mean the logits are. In training both learn apart, each by a loss
+of its own, and the logits are those of attention alone: otherwise attention, which learns few slides by heart sooner,
+would leave nothing for the arrangement to learn from, or learn to take it back. Off by default: it is not in the paper.
 
 Time O(n K^2), memory O(n). Where this differs from the authors' code on purpose: exact discs instead of the nearest
 round(pi K^2) tiles, raw logits out, no floor under the prior, radii that cannot get stuck at their bounds, a diversity
@@ -208,10 +208,9 @@ class PSAMIL(Trunk):
         share = segment_softmax(output.tile_scores, bag, len(batch)) * sizes[bag]  # 1 where all tiles weigh the same
         whole = share[:, None] * output.tile_evidence + evidence
         alone = ExtraPrediction(logits / GAIN, torch.arange(len(batch), device=logits.device))
-        added = logits.detach() if self.training else logits
         return replace(
             output,
-            logits=output.logits + added,
+            logits=output.logits if self.training else output.logits + logits,
             tile_evidence=whole,
             extra_predictions={**output.extra_predictions, "arrangement": alone},
         )
