@@ -98,6 +98,8 @@ def test_both_learn_apart_and_predict_together():
     alone = out.extra_predictions["arrangement"]
     assert alone.bag.tolist() == [0, 1]
     torch.testing.assert_close(out.logits, trunk_alone(model))
+    evidence = model.predict(*model.tiles(two_bags()), two_bags()).tile_evidence
+    torch.testing.assert_close(out.tile_evidence, evidence)  # whatever learns from it leaves the arrangement alone
     torch.testing.assert_close(model.eval()(two_bags()).logits, trunk_alone(model) + 30 * alone.logits)
     own = dict(model.arrangement.named_parameters())
 
@@ -119,7 +121,7 @@ def test_it_begins_as_the_model_of_the_paper():
     torch.manual_seed(0)
     model = create_model("psa", 6, 2, heads=2, head_dim=4, arrangement=True)
     batch = two_bags()
-    torch.testing.assert_close(model(batch).logits, plain(batch).logits)
+    torch.testing.assert_close(model.eval()(batch).logits, plain.eval()(batch).logits)
 
 
 def test_it_keeps_what_every_model_promises():

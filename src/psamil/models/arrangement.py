@@ -54,7 +54,7 @@ class Arrangement(nn.Module):
         if kinds > MOST_KINDS:
             raise OptionError(
                 f"arrangement compares every pair of features, such as types of cells: {MOST_KINDS} features at most, "
-                f"got {kinds}"
+                f"got {kinds}; leave it out with the option arrangement: false"
             )
         self.kinds, self.heads = kinds, heads
         self.meetings = nn.Parameter(torch.zeros(n_out, heads, kinds, kinds))  # W / GAIN

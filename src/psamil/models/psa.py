@@ -199,21 +199,18 @@ class PSAMIL(Trunk):
         )
 
     def _with_arrangement(self, output: ModelOutput, layout: Layout, batch: PackedBags) -> ModelOutput:
-        """Adds the logits of the arrangement, and the evidence of each tile for them."""
+        """In training an extra prediction; otherwise adds the logits of the arrangement, and each tile's evidence."""
         assert self.arrangement is not None
         assert output.tile_evidence is not None
         logits, evidence = self.arrangement(batch, layout, self.priors[0])
         bag = batch.bag_of_tile
+        if self.training:
+            alone = ExtraPrediction(logits / GAIN, torch.arange(len(batch), device=bag.device))
+            return replace(output, extra_predictions={"arrangement": alone})
         sizes = batch.offsets.diff().to(bag.device)
         share = segment_softmax(output.tile_scores, bag, len(batch)) * sizes[bag]  # 1 where all tiles weigh the same
         whole = share[:, None] * output.tile_evidence + evidence
-        alone = ExtraPrediction(logits / GAIN, torch.arange(len(batch), device=logits.device))
-        return replace(
-            output,
-            logits=output.logits if self.training else output.logits + logits,
-            tile_evidence=whole,
-            extra_predictions={**output.extra_predictions, "arrangement": alone},
-        )
+        return replace(output, logits=output.logits + logits, tile_evidence=whole)
 
 
 @register_model
