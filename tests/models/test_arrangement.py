@@ -1,5 +1,7 @@
 """The arrangement against its formula, what it must not see, and PSA-MIL with it."""
 
+import math
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -7,8 +9,8 @@ import torch
 
 from psamil import Bag, PackedBags, check_model, create_model
 from psamil.errors import OptionError
-from psamil.models.arrangement import Arrangement
-from psamil.spatial import DistancePrior, Layout, spatial_lag_reference
+from psamil.models.arrangement import Arrangement, logarithmic_mean
+from psamil.spatial import DistancePrior, Layout
 from tests.spatial.cases import positions
 
 
@@ -21,38 +23,79 @@ def two_bags() -> PackedBags:
     return PackedBags.of([first, Bag(features[41:], positions("continuous", 25), "cells")])
 
 
+def kinds_of(batch: PackedBags) -> PackedBags:
+    """The same with features that are kinds of tiles, one each."""
+    return replace(batch, features=torch.nn.functional.one_hot(batch.features.argmax(1), 6).double())
+
+
 def arranged(batch: PackedBags, heads: int = 2, n_out: int = 2) -> tuple:
     torch.manual_seed(0)
     model = Arrangement(batch.features.shape[1], n_out, heads).double()
-    torch.nn.init.normal_(model.meetings)
+    torch.nn.init.normal_(model.weight)
     torch.nn.init.normal_(model.bias)
     prior = DistancePrior(heads, k_init=4.0).double()
     return model, prior, *model(batch, Layout.of(batch.xy, batch.slides), prior)
 
 
-def residuals(batch: PackedBags) -> torch.Tensor:
-    slides = [batch.features[a:b] for a, b in pairwise(batch.slides.tolist())]
-    return torch.cat([(x - x.mean(0)) / (x.square().mean(0) + 0.01).sqrt() for x in slides])
+def enrichment_of_slide(x: torch.Tensor, xy: torch.Tensor, theta: torch.Tensor) -> torch.Tensor:
+    """(heads, kinds, kinds) counted pair by pair, for tiles of one kind each."""
+    kinds, weights = x.argmax(1), torch.zeros(len(theta), x.shape[1], x.shape[1], dtype=torch.float64)
+    for head, sigma in enumerate(theta.tolist()):
+        radius = sigma * math.sqrt(2 * math.log(1e3))
+        for i in range(len(x)):
+            distance = (xy - xy[i]).norm(dim=1)
+            near = torch.where(distance <= radius, (-(distance**2) / (2 * sigma**2)).exp(), 0.0)
+            for j in range(len(x)):
+                if j != i:
+                    weights[head, kinds[i], kinds[j]] += near[j] / near.sum()
+    table = weights / weights.sum((1, 2), keepdim=True)
+    chance = table.sum(2, keepdim=True) * table.sum(1, keepdim=True)
+    return (table + 0.001).log() - (chance + 0.001).log()
 
 
-def test_it_is_a_bilinear_form_of_tiles_and_their_surroundings():
-    batch = two_bags()
+def test_it_is_linear_in_the_enrichment_of_pairs_of_kinds():
+    batch = kinds_of(two_bags())
     model, prior, logits, evidence = arranged(batch)
-    u = residuals(batch)[:, None].expand(-1, 2, -1)
-    lag = spatial_lag_reference(u, batch.xy, prior.theta, decay="gaussian", bags=batch.slides)
-    covariance = u[..., :, None] * lag[..., None, :]  # (n, heads, kinds, kinds)
-    expected = torch.einsum("nhab,ohab->no", covariance, model.weight) + 30 * model.bias
-    torch.testing.assert_close(evidence, expected)
-    torch.testing.assert_close(logits, torch.stack([expected[:41].mean(0), expected[41:].mean(0)]))
+    slides = [
+        enrichment_of_slide(batch.features[a:b], batch.xy[a:b].double(), prior.theta.detach())
+        for a, b in pairwise(batch.slides.tolist())
+    ]
+    first, second, cells = (torch.einsum("hab,ohab->o", one, model.weight) + model.bias for one in slides)
+    torch.testing.assert_close(logits, torch.stack([(30 * first + 11 * second) / 41, cells]))
+    torch.testing.assert_close(logits, torch.stack([evidence[:41].mean(0), evidence[41:].mean(0)]))
+
+
+def test_its_scale_is_that_of_the_slides_it_has_seen():
+    batch = kinds_of(two_bags())
+    model, prior, _, _ = arranged(batch)
+    batch.features[:, 2] = 0  # never there: the same in all slides
+    layout = Layout.of(batch.xy, batch.slides)
+    found = torch.stack([slide.enrichment() for slide in model.meetings(batch, layout, prior)]).detach()
+    model.measure([batch], prior)
+    torch.testing.assert_close(model.mean, found.mean(0))
+    assert (model.deviation[:, 2] == 1).all()
+    assert (model.deviation[:, :, 2] == 1).all()
+    assert (model.deviation[:, 3, 4] != 1).all()
+    scaled = torch.einsum("shab,ohab->so", (found - model.mean) / model.deviation, model.weight) + model.bias
+    torch.testing.assert_close(model(batch, layout, prior)[0][1], scaled[2])
+
+
+def test_features_count_relative_to_their_sum_and_not_below_0():
+    batch = kinds_of(two_bags())
+    _, _, logits, evidence = arranged(batch)
+    _, _, logits_of_other, evidence_of_other = arranged(replace(batch, features=250 * batch.features))
+    torch.testing.assert_close((logits_of_other, evidence_of_other), (logits, evidence))
+    below = torch.where(batch.features > 0, batch.features, -1.0)
+    torch.testing.assert_close(arranged(replace(batch, features=below))[2], logits)
 
 
 def test_a_kind_that_never_occurs_says_nothing():
-    batch = two_bags()
+    batch = kinds_of(two_bags())
     batch.features[:, 2] = 0
     model, prior, _, evidence = arranged(batch)
     with torch.no_grad():
-        model.meetings[:, :, 2] += 5
-        model.meetings[:, :, :, 2] += 5
+        model.weight[:, :, 2] += 5
+        model.weight[:, :, :, 2] += 5
     torch.testing.assert_close(model(batch, Layout.of(batch.xy, batch.slides), prior)[1], evidence)
 
 
@@ -66,18 +109,39 @@ def test_what_a_slide_consists_of_is_not_in_it():
         torch.manual_seed(0)
         batch = PackedBags.of(Bag(types, xy, "slide"))
         model, _, logits, _ = arranged(batch, heads=1, n_out=1)
-        return abs(float((logits - 30 * model.bias).detach()))
+        return abs(float((logits - model.bias).detach()))
 
     at_random = [value(torch.rand(1600, generator=generator) < share) for share in (0.05, 0.2, 0.5)]
     in_halves = value(xy[:, 0] < 20)
-    assert in_halves > 20 * max(at_random)
+    assert in_halves > 10 * max(at_random)
+
+
+def test_slides_in_which_nobody_meets():
+    """One tile, tiles out of reach and none at all: as where kinds meet by chance, with gradients."""
+    far = torch.tensor([[0.0, 0.0], [100.0, 0.0], [0.0, 100.0]], dtype=torch.float64)
+    features = torch.eye(3, 6, dtype=torch.float64)
+    bags = [Bag(features, far, "far"), Bag(features[:1], far[:1], "one"), Bag(features[:0], far[:0], "none")]
+    model, prior, logits, evidence = arranged(PackedBags.of(bags))
+    torch.testing.assert_close(evidence, model.bias.expand(4, -1))
+    logits.sum().backward()
+    assert model.weight.grad.isfinite().all()
+    assert prior.free.grad.isfinite().all()
+
+
+def test_logarithmic_mean_and_its_gradient():
+    p = torch.tensor([1.0, 0.5, 0.2, 0.2 * (1 + 1e-5), 1e-3], dtype=torch.float64, requires_grad=True)
+    q = torch.tensor([0.1, 0.5, 0.2, 0.2, 1.0], dtype=torch.float64, requires_grad=True)
+    mean = logarithmic_mean(p, q)
+    expected = [0.9 / math.log(10), 0.5, 0.2, 0.2 * (1 + 0.5e-5), 0.999 / math.log(1000)]
+    torch.testing.assert_close(mean, torch.tensor(expected, dtype=torch.float64), rtol=1e-9, atol=0)
+    assert torch.autograd.gradcheck(logarithmic_mean, (p, q))
 
 
 @pytest.mark.parametrize("pooling", ["linear", "gated"])
 def test_logits_of_psa_are_the_mean_of_the_evidence(pooling):
     torch.manual_seed(0)
     model = create_model("psa", 6, 3, heads=2, head_dim=4, pooling=pooling, arrangement=True).double()
-    torch.nn.init.normal_(model.arrangement.meetings)
+    torch.nn.init.normal_(model.arrangement.weight)
     batch = two_bags()
     out = model.eval()(batch)
     means = torch.stack([out.tile_evidence[:41].mean(0), out.tile_evidence[41:].mean(0)])
@@ -93,14 +157,14 @@ def trunk_alone(model: torch.nn.Module) -> torch.Tensor:
 def test_both_learn_apart_and_predict_together():
     torch.manual_seed(0)
     model = create_model("psa", 6, 3, heads=2, head_dim=4, arrangement=True).double().train()
-    torch.nn.init.normal_(model.arrangement.meetings)
+    torch.nn.init.normal_(model.arrangement.weight)
     out = model(two_bags())
     alone = out.extra_predictions["arrangement"]
     assert alone.bag.tolist() == [0, 1]
     torch.testing.assert_close(out.logits, trunk_alone(model))
     evidence = model.predict(*model.tiles(two_bags()), two_bags()).tile_evidence
     torch.testing.assert_close(out.tile_evidence, evidence)  # whatever learns from it leaves the arrangement alone
-    torch.testing.assert_close(model.eval()(two_bags()).logits, trunk_alone(model) + 30 * alone.logits)
+    torch.testing.assert_close(model.eval()(two_bags()).logits, trunk_alone(model) + alone.logits)
     own = dict(model.arrangement.named_parameters())
 
     def learning(loss: torch.Tensor) -> set[str]:
@@ -112,7 +176,7 @@ def test_both_learn_apart_and_predict_together():
     by_itself = learning(alone.logits.square().sum())
     assert not {f"arrangement.{name}" for name in own} & by_the_whole
     assert {"head.weight", "score.weight"} <= by_the_whole
-    assert by_itself == {"arrangement.meetings", "arrangement.bias", "blocks.0.attention.prior.free"}
+    assert by_itself == {"arrangement.weight", "arrangement.bias", "blocks.0.attention.prior.free"}
 
 
 def test_it_begins_as_the_model_of_the_paper():
@@ -122,6 +186,18 @@ def test_it_begins_as_the_model_of_the_paper():
     model = create_model("psa", 6, 2, heads=2, head_dim=4, arrangement=True)
     batch = two_bags()
     torch.testing.assert_close(model.eval()(batch).logits, plain.eval()(batch).logits)
+
+
+def test_psa_gives_it_its_scale_before_the_first_epoch():
+    torch.manual_seed(0)
+    model = create_model("psa", 6, 2, heads=2, head_dim=4, arrangement=True).double().eval()
+    batch = kinds_of(two_bags())
+    model.start_epoch(1, 3, lambda: iter([batch]))
+    assert (model.arrangement.deviation == 1).all()
+    model.start_epoch(0, 3, lambda: iter([batch]))
+    layout = Layout.of(batch.xy, batch.slides)
+    found = [slide.enrichment() for slide in model.arrangement.meetings(batch, layout, model.priors[0])]
+    torch.testing.assert_close(model.arrangement.mean, torch.stack(found).mean(0).detach())
 
 
 def test_it_keeps_what_every_model_promises():

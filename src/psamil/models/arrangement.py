@@ -1,30 +1,39 @@
-r"""How kinds of tiles are arranged, whatever a slide consists of: bivariate Moran's I of each pair of features.
+r"""How kinds of tiles are arranged, whatever a slide consists of: how much more often two kinds meet than by chance.
 
-For features that say of which kind a tile is, such as types of cells. With x_i the features of tile i, m their mean
-and s their mean square over the slide (both the share of a kind, where features are 0 or 1),
+For features that say of which kind a tile is, such as types of cells: 0 or 1, or shares. (What is below 0 counts as 0,
+and features are divided by their mean sum in the slide.) With x_i the features of tile i and, by the prior of head h,
 
-    u_i = (x_i - m) / sqrt(s + epsilon),    l_i = sum_{j != i} f(d_ij | theta_h) u_j / sum_j f(d_ij | theta_h),
+    l_i = sum_{j != i} f(d_ij | theta_h) x_j / sum_j f(d_ij | theta_h),
 
-the latter what surrounds it by the prior of head h, without the tile itself (:func:`psamil.spatial.spatial_lag`), the
-evidence of tile i for an output and the logits of a bag are
+what surrounds it without the tile itself (:func:`psamil.spatial.spatial_lag`), and s_i the same with 1 instead of x_j,
+the table of kinds that meet in a slide, its margins, and the enrichment are
 
-    e_i = sum_h u_i^T W_h l_i + b,    logits = 1/n sum_i e_i.
+    P_ab = sum_i x_ia l_ib / S,   r_a = sum_i x_ia s_i / S,   c_b = sum_i l_ib / S,   S = sum_i s_i,
+    E_ab = log(P_ab + epsilon) - log(r_a c_b + epsilon),
 
-So the logits are linear in (1/n) sum_i u_i l_i^T, the Pearson residuals of the table of kinds that meet: how much more
-often two of them do than their shares would have it, over the root of what these would have; W_h says what it means
-that they do. What a slide consists of, and how many tiles it has, is not in it: where tiles exchange their places, its
-expectation is 0 but for terms of 1/n. Attention gives means of surroundings; it would have to learn the product, and to
-take off what the shares explain, from few slides. W begins at 0: no meeting means anything before slides have said so.
+the pointwise mutual information of a tile and its surroundings: the neighbourhood enrichment of single-cell analysis,
+with a radius that is learned. What a slide consists of, and how many tiles it has, is not in it: where tiles exchange
+their places, P_ab is r_a c_b on average. The logits are linear in the enrichment on the scale of the training slides,
 
-It learns from logits / GAIN, a loss of its own, and stops long before it fits: then W points to what the classes differ
-in on average, as under a strong penalty, and pairs that few slides have in common stay small. How far it has come by
-then says nothing, so that the gain puts the logits on the scale of others.
+    logits = sum_h sum_ab W_hab (E_hab - mean_hab) / deviation_hab + b,
 
-Time O(n K^2), memory O(n).
+of a bag of several slides their mean by numbers of tiles. W begins at 0: no meeting means anything before slides have
+said so. Attention gives means of surroundings; it would have to learn the product, what to take off, and the logarithm,
+from few slides.
 
-Moran: Notes on continuous stochastic phenomena. Biometrika 1950. Anselin: Local indicators of spatial association.
-Geographical Analysis 1995.
+The evidence of a tile adds up to that: with the logarithmic mean L of two numbers, L(p, q) = (p - q) / (log p - log q),
+
+    E_ab = (P_ab - r_a c_b) / L_ab = sum_i (x_ia - r_a) (l_ib - s_i c_b) / (S L_ab).
+
+Time O(n K^2), memory O(n). Before ``measure`` has seen the training slides, the scale is 1.
+
+Church, Hanks: Word association norms, mutual information, and lexicography. Computational Linguistics 1990. Schapiro et
+al.: histoCAT: analysis of cell phenotypes and interactions in multiplex image cytometry data. Nature Methods 2017.
 """
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -33,21 +42,68 @@ from psamil.bag import PackedBags
 from psamil.errors import OptionError
 from psamil.models.segments import segment_mean
 from psamil.models.tiles import tile_features
+from psamil.models.trunk import layout_of
 from psamil.spatial import DistancePrior, Layout, spatial_lag
 
 MOST_KINDS = 64
-RARE = 0.01  # epsilon: kinds with smaller shares count for less
-GAIN = 30.0  # of the logits over those that have learned by themselves
+RARE = 1e-3  # epsilon: meetings that are rarer tell little
+FEW = 1e-6  # features or neighbours of which there is nothing to tell
+SAME = 1e-6  # deviation over slides that is none
+
+
+@dataclass(frozen=True)
+class Meetings:
+    """Who meets whom in one slide of n tiles."""
+
+    x: Tensor  # (n, kinds)
+    lag: Tensor  # (n, heads, kinds) l / S
+    weight: Tensor  # (n, heads) s_i / S
+    rows: Tensor  # (heads, kinds) r
+    columns: Tensor  # (heads, kinds) c
+    table: Tensor  # (heads, kinds, kinds) P
+
+    @staticmethod
+    def of(x: Tensor, lag: Tensor) -> "Meetings":
+        """From (n, kinds) features, and (n, heads, kinds + 1) what surrounds them, the last column being s."""
+        shares = lag / lag[..., -1:].sum(0).clamp(min=FEW)
+        weight, lag = shares[..., -1], shares[..., :-1]
+        return Meetings(x, lag, weight, weight.T @ x, lag.sum(0), torch.einsum("na,nhb->hab", x, lag))
+
+    @property
+    def chance(self) -> Tensor:
+        """(heads, kinds, kinds) the table if only shares counted."""
+        return self.rows[:, :, None] * self.columns[:, None, :]
+
+    def enrichment(self) -> Tensor:
+        """(heads, kinds, kinds) E."""
+        return (self.table + RARE).log() - (self.chance + RARE).log()
+
+    def parts(self, weight: Tensor) -> Tensor:
+        """(n, n_out) what each tile adds to sum_hab w_hab E_hab, for weights (n_out, heads, kinds, kinds)."""
+        by_difference = weight / logarithmic_mean(self.table + RARE, self.chance + RARE)
+        inside = self.x[:, None] - self.rows
+        outside = self.lag - self.weight[..., None] * self.columns
+        return torch.einsum("nha,ohab,nhb->no", inside, by_difference, outside)
+
+
+def logarithmic_mean(p: Tensor, q: Tensor) -> Tensor:
+    """(p - q) / (log p - log q) of positive numbers; p where they are equal."""
+    ratio = p / q - 1
+    near = ratio.abs() < 1e-4
+    return q * torch.where(near, 1 + ratio / 2, ratio / torch.where(near, 1.0, ratio).log1p())
 
 
 class Arrangement(nn.Module):
-    """Evidence of every tile in its surroundings, whose mean over a bag are the logits of the arrangement.
+    """Logits of a bag by the kinds of its tiles that meet, and what each tile adds to them.
 
     Args:
         kinds: number of features.
         n_out: number of raw outputs.
         heads: of the prior.
     """
+
+    mean: Tensor  # (heads, kinds, kinds) of E over the training slides
+    deviation: Tensor
 
     def __init__(self, kinds: int, n_out: int, heads: int) -> None:
         super().__init__()
@@ -57,23 +113,37 @@ class Arrangement(nn.Module):
                 f"got {kinds}; leave it out with the option arrangement: false"
             )
         self.kinds, self.heads = kinds, heads
-        self.meetings = nn.Parameter(torch.zeros(n_out, heads, kinds, kinds))  # W / GAIN
-        self.bias = nn.Parameter(torch.zeros(n_out))  # b / GAIN
+        self.weight = nn.Parameter(torch.zeros(n_out, heads, kinds, kinds))  # W
+        self.bias = nn.Parameter(torch.zeros(n_out))
+        self.register_buffer("mean", torch.zeros(heads, kinds, kinds))
+        self.register_buffer("deviation", torch.ones(heads, kinds, kinds))
 
-    @property
-    def weight(self) -> Tensor:
-        """(n_out, heads, kinds, kinds) W: what it says that a tile of one kind is surrounded by another."""
-        return GAIN * self.meetings
+    @torch.no_grad()
+    def measure(self, batches: Iterable[PackedBags], prior: DistancePrior) -> None:
+        """Takes the scale of the enrichment from the slides of these batches, by the radii as they are."""
+        slides = [slide for batch in batches for slide in self.meetings(batch, layout_of(batch), prior)]
+        found = torch.stack([slide.enrichment() for slide in slides if len(slide.x)])
+        deviation = found.std(0, correction=0)
+        self.mean.copy_(found.mean(0))
+        self.deviation.copy_(torch.where(deviation > SAME, deviation, 1.0))
 
     def forward(self, batch: PackedBags, layout: Layout, prior: DistancePrior) -> tuple[Tensor, Tensor]:
-        """(bags, n_out) logits and (n, n_out) evidence of tiles."""
-        x = tile_features(batch, self.kinds, self.meetings.dtype)
-        sizes = batch.slides.diff()
-        slide = torch.repeat_interleave(sizes).to(x.device)
-        mean = segment_mean(x, slide, len(sizes)).to(x.dtype)
-        scale = segment_mean(x.square(), slide, len(sizes)).to(x.dtype).add(RARE).sqrt()
-        u = ((x - mean[slide]) / scale[slide])[:, None].expand(-1, self.heads, -1).contiguous()
-        lag = spatial_lag(u, batch.xy, prior.theta, decay=prior.decay, tau=prior.tau, layout=layout)
-        evidence = torch.einsum("nhc,ohcd,nhd->no", u, self.weight, lag) + GAIN * self.bias
-        logits = segment_mean(evidence, batch.bag_of_tile, len(batch)).to(evidence.dtype)
-        return logits, evidence
+        """(bags, n_out) logits and (n, n_out) evidence of tiles, whose mean over a bag the logits are."""
+        wide = torch.promote_types(self.weight.dtype, torch.float32)
+        weight = (self.weight / self.deviation).to(wide)
+        neutral = self.bias - torch.einsum("ohab,hab->o", weight, self.mean.to(wide))
+        parts = [len(slide.x) * slide.parts(weight) for slide in self.meetings(batch, layout, prior)]
+        evidence = neutral + torch.cat(parts)
+        return segment_mean(evidence, batch.bag_of_tile, len(batch)).to(evidence.dtype), evidence
+
+    def meetings(self, batch: PackedBags, layout: Layout, prior: DistancePrior) -> Iterator[Meetings]:
+        """Of each slide of the batch."""
+        dtype = torch.promote_types(self.weight.dtype, torch.float32)  # sums over many tiles
+        x = tile_features(batch, self.kinds, dtype).clamp(min=0)
+        offsets = batch.slides.tolist()
+        total = torch.cat([x[a:b].sum(1).mean().expand(b - a) for a, b in pairwise(offsets)])
+        x = x / total.clamp(min=FEW)[:, None]
+        with_one = torch.nn.functional.pad(x, (0, 1), value=1.0)[:, None].expand(-1, self.heads, -1).contiguous()
+        lag = spatial_lag(with_one, batch.xy, prior.theta, decay=prior.decay, tau=prior.tau, layout=layout)
+        for a, b in pairwise(offsets):
+            yield Meetings.of(x[a:b], lag[a:b])
