@@ -6,24 +6,25 @@ and features are divided by their mean sum in the slide.) With x_i the features 
     l_i = sum_{j != i} f(d_ij | theta_h) x_j / sum_j f(d_ij | theta_h),
 
 what surrounds it without the tile itself (:func:`psamil.spatial.spatial_lag`), and s_i the same with 1 instead of x_j,
-the table of kinds that meet in a slide, its margins, and the enrichment are
+the table of kinds that meet in a slide, its margins and the enrichment are
 
-    P_ab = sum_i x_ia l_ib / S,   r_a = sum_i x_ia s_i / S,   c_b = sum_i l_ib / S,   S = sum_i s_i,
-    E_ab = log(P_ab + epsilon) - log(r_a c_b + epsilon),
+    N_ab = n sum_i x_ia l_ib / S,   r_a = sum_i x_ia s_i / S,   c_b = sum_i l_ib / S,   S = sum_i s_i,
+    E_ab = log(N_ab + 5) - log(n r_a c_b + 5)
 
-the pointwise mutual information of a tile and its surroundings: the neighbourhood enrichment of single-cell analysis,
-with a radius that is learned. What a slide consists of, and how many tiles it has, is not in it: where tiles exchange
-their places, P_ab is r_a c_b on average. The logits are linear in the enrichment on the scale of the training slides,
+of n tiles, each of which has one surroundings. That is the pointwise mutual information of a tile and its surroundings,
+the neighbourhood enrichment of single-cell analysis with a radius that is learned. What a slide consists of, and how
+many tiles it has, is not in it: where tiles exchange their places, N_ab is n r_a c_b on average. (The logarithm of few
+meetings is lower than that of their mean; hence the 5, from the rule of thumb that tables need counts of five. What is
+left of it falls with 1/n.) The logits are linear in the enrichment on the scale of the training slides,
 
     logits = sum_h sum_ab W_hab (E_hab - mean_hab) / deviation_hab + b,
 
-of a bag of several slides their mean by numbers of tiles. W begins at 0: no meeting means anything before slides have
-said so. Attention gives means of surroundings; it would have to learn the product, what to take off, and the logarithm,
-from few slides.
+of a bag of several slides their mean. W begins at 0: no meeting means anything before slides have said so. Attention
+gives means of surroundings; it would have to learn the product, what to take off, and the logarithm, from few slides.
 
 The evidence of a tile adds up to that: with the logarithmic mean L of two numbers, L(p, q) = (p - q) / (log p - log q),
 
-    E_ab = (P_ab - r_a c_b) / L_ab = sum_i (x_ia - r_a) (l_ib - s_i c_b) / (S L_ab).
+    E_ab = (N_ab - n r_a c_b) / L_ab = n sum_i (x_ia - r_a) (l_ib - s_i c_b) / (S L_ab).
 
 Time O(n K^2), memory O(n). Before ``measure`` has seen the training slides, the scale is 1.
 
@@ -46,7 +47,7 @@ from psamil.models.trunk import layout_of
 from psamil.spatial import DistancePrior, Layout, spatial_lag
 
 MOST_KINDS = 64
-RARE = 1e-3  # epsilon: meetings that are rarer tell little
+COUNT = 5.0  # of meetings from which on they tell something
 FEW = 1e-6  # features or neighbours of which there is nothing to tell
 SAME = 1e-6  # deviation over slides that is none
 
@@ -60,27 +61,27 @@ class Meetings:
     weight: Tensor  # (n, heads) s_i / S
     rows: Tensor  # (heads, kinds) r
     columns: Tensor  # (heads, kinds) c
-    table: Tensor  # (heads, kinds, kinds) P
+    counts: Tensor  # (heads, kinds, kinds) N
 
     @staticmethod
     def of(x: Tensor, lag: Tensor) -> "Meetings":
         """From (n, kinds) features, and (n, heads, kinds + 1) what surrounds them, the last column being s."""
         shares = lag / lag[..., -1:].sum(0).clamp(min=FEW)
         weight, lag = shares[..., -1], shares[..., :-1]
-        return Meetings(x, lag, weight, weight.T @ x, lag.sum(0), torch.einsum("na,nhb->hab", x, lag))
+        return Meetings(x, lag, weight, weight.T @ x, lag.sum(0), len(x) * torch.einsum("na,nhb->hab", x, lag))
 
     @property
     def chance(self) -> Tensor:
-        """(heads, kinds, kinds) the table if only shares counted."""
-        return self.rows[:, :, None] * self.columns[:, None, :]
+        """(heads, kinds, kinds) n r_a c_b."""
+        return len(self.x) * self.rows[:, :, None] * self.columns[:, None, :]
 
     def enrichment(self) -> Tensor:
         """(heads, kinds, kinds) E."""
-        return (self.table + RARE).log() - (self.chance + RARE).log()
+        return (self.counts + COUNT).log() - (self.chance + COUNT).log()
 
     def parts(self, weight: Tensor) -> Tensor:
         """(n, n_out) what each tile adds to sum_hab w_hab E_hab, for weights (n_out, heads, kinds, kinds)."""
-        by_difference = weight / logarithmic_mean(self.table + RARE, self.chance + RARE)
+        by_difference = len(self.x) * weight / logarithmic_mean(self.counts + COUNT, self.chance + COUNT)
         inside = self.x[:, None] - self.rows
         outside = self.lag - self.weight[..., None] * self.columns
         return torch.einsum("nha,ohab,nhb->no", inside, by_difference, outside)
@@ -91,6 +92,13 @@ def logarithmic_mean(p: Tensor, q: Tensor) -> Tensor:
     ratio = p / q - 1
     near = ratio.abs() < 1e-4
     return q * torch.where(near, 1 + ratio / 2, ratio / torch.where(near, 1.0, ratio).log1p())
+
+
+def weight_of_tiles(batch: PackedBags, dtype: torch.dtype) -> Tensor:
+    """(n,) with which all slides of a bag count the same, however many tiles they have; its mean over a bag is 1."""
+    sizes, bag = batch.slides.diff().to(batch.features.device), batch.bag_of_tile
+    weight = 1 / torch.repeat_interleave(sizes, sizes).to(dtype)
+    return weight / segment_mean(weight, bag, len(batch))[bag]
 
 
 class Arrangement(nn.Module):
@@ -133,8 +141,8 @@ class Arrangement(nn.Module):
         weight = (self.weight / self.deviation).to(wide)
         neutral = self.bias - torch.einsum("ohab,hab->o", weight, self.mean.to(wide))
         parts = [len(slide.x) * slide.parts(weight) for slide in self.meetings(batch, layout, prior)]
-        evidence = neutral + torch.cat(parts)
-        return segment_mean(evidence, batch.bag_of_tile, len(batch)).to(evidence.dtype), evidence
+        evidence = weight_of_tiles(batch, wide)[:, None] * (neutral + torch.cat(parts))
+        return segment_mean(evidence, batch.bag_of_tile, len(batch)), evidence
 
     def meetings(self, batch: PackedBags, layout: Layout, prior: DistancePrior) -> Iterator[Meetings]:
         """Of each slide of the batch."""
