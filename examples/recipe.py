@@ -10,8 +10,8 @@
 - ``lesions``: outlines of real metastases filled with real embeddings of nuclei, among decoys; ``plain-lesions``:
   without. Each seed draws other slides: 200 for training and validation, 100 for testing. By the recipe "detection".
 - ``crc``, ``tnbc``: cells of tissue spots (tnbc: of three coarse types), 5 repeats of 5 folds by patient; by "cells".
-  Of 35 patients none can be spared to choose an epoch: all that are not tested train, and the last epoch is kept
-  (``--val 0.2`` for a validation part).
+  A bag is a patient, of whom the label is (``--unit slide``: a spot). Of 35 patients none can be spared to choose an
+  epoch: all that are not tested train, and the last epoch is kept (``--val 0.2`` for a validation part).
 - ``msi``, ``brca``, ``lung``: TCGA slides without positions, their regions in a line in the order of rows, 5 folds or
   the 10 published ones; by "context".
 
@@ -165,6 +165,7 @@ if __name__ == "__main__":
     )
     parser.add_argument("--repeats", type=int, default=5, help="of cells: how often everything is split anew")
     parser.add_argument("--val", type=float, default=0.0, help="of cells: share of the patients that choose the epoch")
+    parser.add_argument("--unit", choices=["patient", "slide"], default="patient", help="of cells: what a bag is")
     parser.add_argument("--trainings", type=int, default=1, help="per fold, whose predictions are averaged")
     parser.add_argument("--models", nargs="+", metavar="NAME", help="these alone")
     parser.add_argument("--ablate", action="store_true", help="psa, one part of the recipe taken back at a time")
@@ -184,7 +185,7 @@ if __name__ == "__main__":
     for seed in arguments.seeds:
         folder, about = cohort_of(arguments.out, arguments.data, which, seed)
         if which in CELLS:
-            about |= {"repeats": arguments.repeats, "val": arguments.val}
+            about |= {"repeats": arguments.repeats, "val": arguments.val, "unit": arguments.unit}
         for name, settings in trained.items():
             print(f"{which} {seed} {name}")
             of_recipe = settings_of_recipe(about.get("recipe", "context"), settings["model"])

@@ -31,7 +31,7 @@ def kinds_of(batch: PackedBags) -> PackedBags:
 def arranged(batch: PackedBags, heads: int = 2, n_out: int = 2) -> tuple:
     torch.manual_seed(0)
     model = Arrangement(batch.features.shape[1], n_out, heads).double()
-    torch.nn.init.normal_(model.weight)
+    torch.nn.init.normal_(model.learned)
     torch.nn.init.normal_(model.bias)
     prior = DistancePrior(heads, k_init=4.0).double()
     return model, prior, *model(batch, Layout.of(batch.xy, batch.slides), prior)
@@ -60,7 +60,7 @@ def test_it_is_linear_in_the_enrichment_of_pairs_of_kinds():
         enrichment_of_slide(batch.features[a:b], batch.xy[a:b].double(), prior.theta.detach())
         for a, b in pairwise(batch.slides.tolist())
     ]
-    first, second, cells = (torch.einsum("hab,ohab->o", one, model.weight) + model.bias for one in slides)
+    first, second, cells = (torch.einsum("hab,ohab->o", one, model.weight) + 4 * model.bias for one in slides)
     torch.testing.assert_close(logits, torch.stack([(first + second) / 2, cells]))
     torch.testing.assert_close(logits, torch.stack([evidence[:41].mean(0), evidence[41:].mean(0)]))
 
@@ -76,7 +76,7 @@ def test_its_scale_is_that_of_the_slides_it_has_seen():
     assert (model.deviation[:, 2] == 1).all()
     assert (model.deviation[:, :, 2] == 1).all()
     assert (model.deviation[:, 3, 4] != 1).all()
-    scaled = torch.einsum("shab,ohab->so", (found - model.mean) / model.deviation, model.weight) + model.bias
+    scaled = torch.einsum("shab,ohab->so", (found - model.mean) / model.deviation, model.weight) + 4 * model.bias
     torch.testing.assert_close(model(batch, layout, prior)[0][1], scaled[2])
 
 
@@ -94,8 +94,8 @@ def test_a_kind_that_never_occurs_says_nothing():
     batch.features[:, 2] = 0
     model, prior, _, evidence = arranged(batch)
     with torch.no_grad():
-        model.weight[:, :, 2] += 5
-        model.weight[:, :, :, 2] += 5
+        model.learned[:, :, 2] += 5
+        model.learned[:, :, :, 2] += 5
     torch.testing.assert_close(model(batch, Layout.of(batch.xy, batch.slides), prior)[1], evidence)
 
 
@@ -109,7 +109,7 @@ def test_what_a_slide_consists_of_is_not_in_it():
         torch.manual_seed(0)
         batch = PackedBags.of(Bag(types, xy, "slide"))
         model, _, logits, _ = arranged(batch, heads=1, n_out=1)
-        return abs(float((logits - model.bias).detach()))
+        return abs(float((logits - 4 * model.bias).detach()))
 
     at_random = [value(torch.rand(1600, generator=generator) < share) for share in (0.05, 0.2, 0.5)]
     in_halves = value(xy[:, 0] < 20)
@@ -122,9 +122,9 @@ def test_slides_in_which_nobody_meets():
     features = torch.eye(3, 6, dtype=torch.float64)
     bags = [Bag(features, far, "far"), Bag(features[:1], far[:1], "one"), Bag(features[:0], far[:0], "none")]
     model, prior, logits, evidence = arranged(PackedBags.of(bags))
-    torch.testing.assert_close(evidence, model.bias.expand(4, -1))
+    torch.testing.assert_close(evidence, 4 * model.bias.expand(4, -1))
     logits.sum().backward()
-    assert model.weight.grad.isfinite().all()
+    assert model.learned.grad.isfinite().all()
     assert prior.free.grad.isfinite().all()
 
 
@@ -141,7 +141,7 @@ def test_logarithmic_mean_and_its_gradient():
 def test_logits_of_psa_are_the_mean_of_the_evidence(pooling):
     torch.manual_seed(0)
     model = create_model("psa", 6, 3, heads=2, head_dim=4, pooling=pooling, arrangement=True).double()
-    torch.nn.init.normal_(model.arrangement.weight)
+    torch.nn.init.normal_(model.arrangement.learned)
     batch = two_bags()
     out = model.eval()(batch)
     means = torch.stack([out.tile_evidence[:41].mean(0), out.tile_evidence[41:].mean(0)])
@@ -157,14 +157,14 @@ def trunk_alone(model: torch.nn.Module) -> torch.Tensor:
 def test_both_learn_apart_and_predict_together():
     torch.manual_seed(0)
     model = create_model("psa", 6, 3, heads=2, head_dim=4, arrangement=True).double().train()
-    torch.nn.init.normal_(model.arrangement.weight)
+    torch.nn.init.normal_(model.arrangement.learned)
     out = model(two_bags())
     alone = out.extra_predictions["arrangement"]
     assert alone.bag.tolist() == [0, 1]
     torch.testing.assert_close(out.logits, trunk_alone(model))
     evidence = model.predict(*model.tiles(two_bags()), two_bags()).tile_evidence
     torch.testing.assert_close(out.tile_evidence, evidence)  # whatever learns from it leaves the arrangement alone
-    torch.testing.assert_close(model.eval()(two_bags()).logits, trunk_alone(model) + alone.logits)
+    torch.testing.assert_close(model.eval()(two_bags()).logits, trunk_alone(model) + 4 * alone.logits)
     own = dict(model.arrangement.named_parameters())
 
     def learning(loss: torch.Tensor) -> set[str]:
@@ -176,7 +176,7 @@ def test_both_learn_apart_and_predict_together():
     by_itself = learning(alone.logits.square().sum())
     assert not {f"arrangement.{name}" for name in own} & by_the_whole
     assert {"head.weight", "score.weight"} <= by_the_whole
-    assert by_itself == {"arrangement.weight", "arrangement.bias", "blocks.0.attention.prior.free"}
+    assert by_itself == {"arrangement.learned", "arrangement.bias", "blocks.0.attention.prior.free"}
 
 
 def test_it_begins_as_the_model_of_the_paper():

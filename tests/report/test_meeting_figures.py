@@ -21,7 +21,7 @@ def folder(request, tmp_path_factory):
     for fold in range(3):
         path = run / "folds" / str(fold) / "seed-0" / "model.safetensors"
         saved = SavedModel.load(path)
-        torch.nn.init.constant_(saved.model.arrangement.weight, 0.1 * (fold + 1))
+        torch.nn.init.constant_(saved.model.arrangement.learned, 0.1 * (fold + 1))
         saved.save(path)
     return run
 
@@ -30,7 +30,7 @@ def test_weights_are_those_of_all_models_summed_over_heads(folder):
     run = FinishedRun.load(folder)
     weights = weights_of(run)
     assert weights.shape == (3, run.task.n_out, 2, 2)
-    np.testing.assert_allclose(weights[:, 0, 0, 1], 2 * np.array([0.1, 0.2, 0.3]), rtol=1e-6)
+    np.testing.assert_allclose(weights[:, 0, 0, 1], 2 * 4 * np.array([0.1, 0.2, 0.3]), rtol=1e-6)
 
 
 def test_names_are_those_of_the_features_or_numbers(folder):

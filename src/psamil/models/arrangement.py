@@ -22,6 +22,9 @@ left of it falls with 1/n.) The logits are linear in the enrichment on the scale
 of a bag of several slides their mean. W begins at 0: no meeting means anything before slides have said so. Attention
 gives means of surroundings; it would have to learn the product, what to take off, and the logarithm, from few slides.
 
+It learns from logits / GAIN, a loss of its own, and stops before it fits: W then points to what the classes differ in
+on average, as under a strong penalty, and is too short beside logits that fit. Hence the gain.
+
 The evidence of a tile adds up to that: with the logarithmic mean L of two numbers, L(p, q) = (p - q) / (log p - log q),
 
     E_ab = (N_ab - n r_a c_b) / L_ab = n sum_i (x_ia - r_a) (l_ib - s_i c_b) / (S L_ab).
@@ -50,6 +53,7 @@ MOST_KINDS = 64
 COUNT = 5.0  # of meetings from which on they tell something
 FEW = 1e-6  # features or neighbours of which there is nothing to tell
 SAME = 1e-6  # deviation over slides that is none
+GAIN = 4.0  # of the logits over those that have learned by themselves
 
 
 @dataclass(frozen=True)
@@ -121,10 +125,15 @@ class Arrangement(nn.Module):
                 f"got {kinds}; leave it out with the option arrangement: false"
             )
         self.kinds, self.heads = kinds, heads
-        self.weight = nn.Parameter(torch.zeros(n_out, heads, kinds, kinds))  # W
-        self.bias = nn.Parameter(torch.zeros(n_out))
+        self.learned = nn.Parameter(torch.zeros(n_out, heads, kinds, kinds))  # W / GAIN
+        self.bias = nn.Parameter(torch.zeros(n_out))  # b / GAIN
         self.register_buffer("mean", torch.zeros(heads, kinds, kinds))
         self.register_buffer("deviation", torch.ones(heads, kinds, kinds))
+
+    @property
+    def weight(self) -> Tensor:
+        """(n_out, heads, kinds, kinds) W: what it says that a tile of one kind is surrounded by another."""
+        return GAIN * self.learned
 
     @torch.no_grad()
     def measure(self, batches: Iterable[PackedBags], prior: DistancePrior) -> None:
@@ -137,16 +146,16 @@ class Arrangement(nn.Module):
 
     def forward(self, batch: PackedBags, layout: Layout, prior: DistancePrior) -> tuple[Tensor, Tensor]:
         """(bags, n_out) logits and (n, n_out) evidence of tiles, whose mean over a bag the logits are."""
-        wide = torch.promote_types(self.weight.dtype, torch.float32)
+        wide = torch.promote_types(self.learned.dtype, torch.float32)
         weight = (self.weight / self.deviation).to(wide)
-        neutral = self.bias - torch.einsum("ohab,hab->o", weight, self.mean.to(wide))
+        neutral = GAIN * self.bias - torch.einsum("ohab,hab->o", weight, self.mean.to(wide))
         parts = [len(slide.x) * slide.parts(weight) for slide in self.meetings(batch, layout, prior)]
         evidence = weight_of_tiles(batch, wide)[:, None] * (neutral + torch.cat(parts))
         return segment_mean(evidence, batch.bag_of_tile, len(batch)), evidence
 
     def meetings(self, batch: PackedBags, layout: Layout, prior: DistancePrior) -> Iterator[Meetings]:
         """Of each slide of the batch."""
-        dtype = torch.promote_types(self.weight.dtype, torch.float32)  # sums over many tiles
+        dtype = torch.promote_types(self.learned.dtype, torch.float32)  # sums over many tiles
         x = tile_features(batch, self.kinds, dtype).clamp(min=0)
         offsets = batch.slides.tolist()
         total = torch.cat([x[a:b].sum(1).mean().expand(b - a) for a, b in pairwise(offsets)])

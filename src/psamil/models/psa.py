@@ -41,7 +41,7 @@ from torch import Tensor
 
 from psamil.bag import PackedBags
 from psamil.errors import OptionError, one_of
-from psamil.models.arrangement import Arrangement
+from psamil.models.arrangement import GAIN, Arrangement
 from psamil.models.nearest import nearest_attention
 from psamil.models.output import ExtraPrediction, ModelOutput
 from psamil.models.registry import register_model
@@ -207,7 +207,7 @@ class PSAMIL(Trunk):
         logits, evidence = self.arrangement(batch, layout, self.priors[0])
         bag = batch.bag_of_tile
         if self.training:
-            alone = ExtraPrediction(logits, torch.arange(len(batch), device=bag.device))
+            alone = ExtraPrediction(logits / GAIN, torch.arange(len(batch), device=bag.device))
             return replace(output, extra_predictions={"arrangement": alone})
         sizes = batch.offsets.diff().to(bag.device)
         share = segment_softmax(output.tile_scores, bag, len(batch)) * sizes[bag]  # 1 where all tiles weigh the same

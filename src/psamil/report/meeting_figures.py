@@ -45,11 +45,12 @@ def meetings(runs: Sequence[FinishedRun]) -> Figure | None:
         axis.invert_yaxis()
         axis.tick_params(length=0)
         axis.grid(False)
-        canvas.colorbar(drawn, ax=axis, shrink=0.7, label="weight of the meeting")
+        canvas.colorbar(drawn, ax=axis, shrink=0.7, label="weight per deviation")
     caption = (
         "What it says that a tile of one kind (row) is surrounded by another (column) more often than their shares in "
-        "the slide would have it: red speaks for, blue against. Sum over heads, mean over folds and seeds; where there "
-        "is a dot, all of these models have the same sign. It is what models of this cohort learned, not a finding."
+        "the slide would have it: red speaks for, blue against, per standard deviation between slides. Sum over heads, "
+        "mean over folds and seeds; where there is a dot, all of these models have the same sign. It is what models of "
+        "this cohort learned, not a finding."
     )
     return figure("Kinds that meet", caption, canvas, "meetings")
 
