@@ -50,7 +50,8 @@ def enrichment_of_slide(x: torch.Tensor, xy: torch.Tensor, theta: torch.Tensor) 
                     weights[head, kinds[i], kinds[j]] += near[j] / near.sum()
     table = weights / weights.sum((1, 2), keepdim=True)
     chance = table.sum(2, keepdim=True) * table.sum(1, keepdim=True)
-    return (len(x) * table + 5).log() - (len(x) * chance + 5).log()
+    n = len(x)  # each of them has neighbours
+    return (n * table + 5).log() - (n * chance + 5).log()
 
 
 def test_it_is_linear_in_the_enrichment_of_pairs_of_kinds():
@@ -73,9 +74,9 @@ def test_its_scale_is_that_of_the_slides_it_has_seen():
     found = torch.stack([slide.enrichment() for slide in model.meetings(batch, layout, prior)]).detach()
     model.measure([batch], prior)
     torch.testing.assert_close(model.mean, found.mean(0))
-    assert (model.deviation[:, 2] == 1).all()
-    assert (model.deviation[:, :, 2] == 1).all()
-    assert (model.deviation[:, 3, 4] != 1).all()
+    assert (model.deviation[:, 2] == 0.05).all()
+    assert (model.deviation[:, :, 2] == 0.05).all()
+    torch.testing.assert_close(model.deviation, found.std(0, correction=0).clamp(min=0.05))
     scaled = torch.einsum("shab,ohab->so", (found - model.mean) / model.deviation, model.weight) + 4 * model.bias
     torch.testing.assert_close(model(batch, layout, prior)[0][1], scaled[2])
 
@@ -100,20 +101,63 @@ def test_a_kind_that_never_occurs_says_nothing():
 
 
 def test_what_a_slide_consists_of_is_not_in_it():
-    """Types at random, few or many of one: all alike; types in clumps: not."""
+    """Types at random, few or many of one, on small and large slides: all alike; types in clumps: not."""
     generator = torch.Generator().manual_seed(1)
-    xy = torch.cartesian_prod(torch.arange(40), torch.arange(40)).double()
 
     def value(is_first: torch.Tensor) -> float:
+        side = math.isqrt(len(is_first))
         types = torch.stack((is_first, ~is_first), 1).double()
         torch.manual_seed(0)
-        batch = PackedBags.of(Bag(types, xy, "slide"))
+        batch = PackedBags.of(
+            Bag(types, torch.cartesian_prod(torch.arange(side), torch.arange(side)).double(), "slide")
+        )
         model, _, logits, _ = arranged(batch, heads=1, n_out=1)
         return abs(float((logits - 4 * model.bias).detach()))
 
-    at_random = [value(torch.rand(1600, generator=generator) < share) for share in (0.05, 0.2, 0.5)]
-    in_halves = value(xy[:, 0] < 20)
-    assert in_halves > 10 * max(at_random)
+    at_random = [value(torch.rand(n, generator=generator) < share) for share in (0.05, 0.2, 0.5) for n in (1600, 6400)]
+    assert value(torch.arange(1600) < 800) > 10 * max(at_random)
+
+
+def test_isolated_tiles_are_no_meetings():
+    """Two tiles that touch, and many out of reach: two meetings, not as many as there are tiles."""
+    far = 100 * torch.arange(1, 500, dtype=torch.float64)[:, None].expand(-1, 2)
+    xy = torch.cat((torch.tensor([[0.0, 0.0], [1.0, 0.0]], dtype=torch.float64), far))
+    kinds = torch.nn.functional.one_hot(torch.arange(501) % 6, 6).double()
+    model, prior, _, _ = arranged(PackedBags.of(Bag(kinds, xy, "slide")))
+    batch = PackedBags.of(Bag(kinds, xy, "slide"))
+    (slide,) = model.meetings(batch, Layout.of(batch.xy, batch.slides), prior)
+    expected = torch.zeros(2, 6, 6, dtype=torch.float64)
+    expected[:, 0, 1] = expected[:, 1, 0] = 1
+    torch.testing.assert_close(slide.counts.detach(), expected)
+
+
+def test_a_kind_that_training_hardly_saw_does_not_outweigh_all_others():
+    torch.manual_seed(0)
+    few, many = torch.randint(0, 5, (20, 400)), torch.randint(0, 5, (400,))
+    few[0, 0] = 5  # one tile of the sixth kind in all slides
+    many[:60] = 5  # a slide full of them, side by side
+    xy = torch.cartesian_prod(torch.arange(20), torch.arange(20)).double()
+    seen, new = (
+        PackedBags.of([Bag(torch.nn.functional.one_hot(one, 6).double(), xy, "slide") for one in kinds])
+        for kinds in (few, many[None])
+    )
+    model, prior, _, _ = arranged(seen)
+    model.measure([seen], prior)
+    (slide,) = model.meetings(new, Layout.of(new.xy, new.slides), prior)
+    scaled = (slide.enrichment().detach() - model.mean) / model.deviation
+    assert float(scaled.abs().max()) < 60
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_mixed_precision_leaves_its_sums_alone(dtype):
+    batch = kinds_of(two_bags())
+    batch = replace(batch, features=batch.features.float())
+    model = create_model("psa", 6, 2, heads=2, head_dim=4, arrangement=True)
+    torch.nn.init.normal_(model.arrangement.learned)
+    layout = Layout.of(batch.xy, batch.slides)
+    expected = model.arrangement(batch, layout, model.priors[0])
+    with torch.autocast("cpu", dtype):
+        torch.testing.assert_close(model.arrangement(batch, layout, model.priors[0]), expected, rtol=0, atol=0)
 
 
 def test_slides_in_which_nobody_meets():
