@@ -166,7 +166,9 @@ if __name__ == "__main__":
     parser.add_argument("--repeats", type=int, default=5, help="of cells: how often everything is split anew")
     parser.add_argument("--val", type=float, default=0.0, help="of cells: share of the patients that choose the epoch")
     parser.add_argument("--unit", choices=["patient", "slide"], default="patient", help="of cells: what a bag is")
-    parser.add_argument("--trainings", type=int, default=1, help="per fold, whose predictions are averaged")
+    parser.add_argument(
+        "--trainings", type=int, help="per fold, whose predictions are averaged; by default the recipe's"
+    )
     parser.add_argument("--models", nargs="+", metavar="NAME", help="these alone")
     parser.add_argument("--ablate", action="store_true", help="psa, one part of the recipe taken back at a time")
     parser.add_argument("--search", action="store_true", help="with and without dropped features, by validation")

@@ -14,7 +14,15 @@ from psamil.cli.study import Study
 from psamil.cohort import BagCache, Cohort, Split, simulate
 from psamil.errors import OptionError
 from psamil.evaluation.run_folder import read_run
-from psamil.recipes import FOLDER, SAME_AUTHORS, TRUNK_OF_PSA, for_model, settings_of_recipe, with_own_options
+from psamil.recipes import (
+    FOLDER,
+    SAME_AUTHORS,
+    TRUNK_OF_PSA,
+    for_model,
+    seeds_of_recipe,
+    settings_of_recipe,
+    with_own_options,
+)
 from psamil.training.fold import train_fold
 from psamil.training.settings import TrainingSettings
 from psamil.training.tasks import TaskOptions
@@ -112,6 +120,34 @@ def test_the_recipe_for_cells_differs_from_the_default_in_options_of_models(mode
 def test_recipes_know_the_models_they_have_settings_for(recipe):
     found = yaml.safe_load((FOLDER / f"{recipe}.yaml").read_text())["models"]
     assert set(found) <= set(list_models())
+
+
+def test_as_many_trainings_as_the_recipe_says_unless_told(folder, tmp_path, capsys):
+    def trained(out):
+        return sorted(job.name for job in (tmp_path / out / "folds" / "0").glob("seed-*"))
+
+    for out, options in [("default", []), ("detection", ["--recipe", "detection"]), ("told", ["--seeds", "2"])]:
+        settings_on_the_command_line(folder, tmp_path / out, capsys, *options)
+    assert trained("default") == ["seed-0", "seed-1", "seed-2"]
+    assert trained("detection") == ["seed-0"]
+    assert trained("told") == ["seed-0", "seed-1"]
+
+    options = {"target": "label", "folds": 2, "fold": 0, "epochs": 1, "cache": folder.parent / "cache"}
+    fit(folder, folder / "labels.csv", tmp_path / "fit", model="mean", **options)
+    assert trained("fit") == ["seed-0", "seed-1", "seed-2"]
+    settings = settings_of_recipe("context", "mean")  # then there is no recipe to speak of
+    fit(folder, folder / "labels.csv", tmp_path / "settings", training=settings, **options)
+    assert trained("settings") == ["seed-0"]
+
+
+def test_recipes_of_papers_train_once():
+    assert {recipe: seeds_of_recipe(recipe) for recipe in ("paper", "common", "authors")} == {
+        "paper": 1,
+        "common": 1,
+        "authors": 1,
+    }
+    with pytest.raises(OptionError, match="unknown recipe"):
+        seeds_of_recipe("contxt")
 
 
 @pytest.mark.parametrize(
@@ -270,6 +306,16 @@ def test_on_the_command_line_a_wrong_recipe_is_one_line(folder, tmp_path, capsys
         capsys.readouterr().err
         == "psamil: unknown recipe 'mine'; known: 'authors', 'cells', 'common', 'context', 'detection', 'paper'\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("said", "seeds"), [({}, 3), ({"recipe": "authors"}, 1), ({"seeds": 2}, 2), ({"recipe": "authors", "seeds": 3}, 3)]
+)
+def test_in_a_study_all_models_have_as_many_trainings_as_its_recipe_says(said, seeds, tmp_path):
+    file = tmp_path / "study.yaml"
+    models = {"psa": None, "clam_sb": {"recipe": "authors"}}
+    file.write_text(yaml.safe_dump({"features": "f", "labels": "l", **said, "models": models}))
+    assert Study.read(file).options["seeds"] == seeds
 
 
 def test_in_a_study_a_recipe_holds_for_all_models_but_those_that_name_another(tmp_path):

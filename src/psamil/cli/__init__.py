@@ -33,7 +33,7 @@ from psamil.cli.train import train
 from psamil.cli.tune import tune
 from psamil.cohort.simulation import simulate
 from psamil.errors import PsamilError
-from psamil.recipes import DEFAULT_RECIPE, RECIPES, settings_of_recipe, with_own_options
+from psamil.recipes import DEFAULT_RECIPE, RECIPES, seeds_of_recipe, settings_of_recipe, with_own_options
 from psamil.slides.procedural import draw_slides
 from psamil.training.settings import TrainingSettings
 
@@ -97,6 +97,8 @@ def _chosen(plain: Sequence[str]) -> tuple[Callable[..., Any], dict[str, Any]]:
     if "training" in taken:
         of_model = with_own_options(of_recipe.model_options, chosen["training"].model_options)
         chosen |= {"training": replace(chosen["training"], model_options=of_model), "recipe": recipe}
+        if chosen["seeds"] is None:
+            chosen["seeds"] = seeds_of_recipe(recipe)
     return verb, {name: value for name, value in chosen.items() if name in taken}
 
 

@@ -41,7 +41,7 @@ from psamil.evaluation.run_folder import SUMMARY_FILE
 from psamil.files import read_json
 from psamil.models import list_models
 from psamil.readers import describe_bag
-from psamil.recipes import DEFAULT_RECIPE, settings_of_recipe, with_own_options
+from psamil.recipes import DEFAULT_RECIPE, seeds_of_recipe, settings_of_recipe, with_own_options
 from psamil.training.devices import new_fabric
 from psamil.training.fold import new_model
 from psamil.training.settings import TrainingSettings
@@ -79,7 +79,7 @@ class Study:
         if not models:
             raise DataError(path, "names no model", REMEDY)
         return Study(
-            _typed_options(path, found),
+            _typed_options(path, {"seeds": seeds_of_recipe(str(recipe)), **found}),
             {str(name): _model(path, name, of, training, recipe) for name, of in models.items()},
         )
 

@@ -40,7 +40,7 @@ def train(
     by_site: bool = False,
     splits: Path | None = None,
     fold: int | None = None,
-    seeds: int = 1,
+    seeds: int | None = None,
     training: TrainingSettings = TrainingSettings(),  # noqa: B008 (frozen)
     um_per_step: float | None = None,
     non_finite: str = "error",
@@ -80,7 +80,7 @@ def train(
         by_site: all patients of a site stay in one part.
         splits: file or folder of splits (ours, CLAM, STAMP, SurvPath, Patho-Bench) instead of new ones.
         fold: work on this fold alone, for instance in a job array.
-        seeds: trainings per fold, whose predictions are averaged.
+        seeds: trainings per fold, whose predictions are averaged; by default as many as the recipe says, 3 or 1.
         training: settings of the model and its training.
         um_per_step: gives physical positions: one step is this many micrometres.
         non_finite: what to do with tiles that have NaN or infinite features: "error", "drop" or "zero".

@@ -113,7 +113,7 @@ def tune(
         by_site: all patients of a site stay in one part.
         splits: file or folder of outer splits (ours, CLAM, STAMP, SurvPath, Patho-Bench) instead of new ones.
         fold: work on this outer fold alone, for instance in a job array.
-        seeds: trainings per fold, of trials as well, whose predictions are averaged.
+        seeds: trainings per fold, of trials as well, whose predictions are averaged; 1 whatever the recipe says.
         training: settings that all trials share.
         recipe: settings to begin with, see psamil train.
         um_per_step: gives physical positions: one step is this many micrometres.

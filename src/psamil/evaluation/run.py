@@ -26,7 +26,7 @@ from psamil.evaluation.predictor import Prediction, Predictor, load
 from psamil.evaluation.run_folder import PREDICTIONS_FILE, RUN_FILE, data_of, finished_folds, read_run
 from psamil.evaluation.scores import read_predictions
 from psamil.readers.extraction_settings import extraction_settings
-from psamil.recipes import DEFAULT_RECIPE, settings_of_recipe, with_own_options
+from psamil.recipes import DEFAULT_RECIPE, seeds_of_recipe, settings_of_recipe, with_own_options
 from psamil.training.settings import TrainingSettings
 
 Tell = Callable[[str], None]
@@ -96,7 +96,7 @@ def fit(
     by_site: bool = False,
     splits: str | Path | Splits | None = None,
     fold: int | None = None,
-    seeds: int = 1,
+    seeds: int | None = None,
     training: TrainingSettings | None = None,
     recipe: str | None = None,
     um_per_step: float | None = None,
@@ -123,7 +123,7 @@ def fit(
         folds, val, repeats, split_seed, by_site: of the splits; see :func:`psamil.cohort.k_fold`.
         splits: splits, or a file or folder of them, instead of new ones.
         fold: work on this fold alone.
-        seeds: trainings per fold, whose predictions are averaged.
+        seeds: trainings per fold, whose predictions are averaged; by default as the recipe says, and 1 without one.
         training: settings of the model and its training, all of them, instead of a recipe.
         recipe: settings to begin with, "context" by default; see :mod:`psamil.recipes`.
         um_per_step, non_finite, positions: how features are read; see :func:`psamil.open_bag`.
@@ -138,6 +138,8 @@ def fit(
         settings: single settings, which win over ``training`` and ``recipe``: ``model="abmil", epochs=20``. Of
             ``model_options``, those that are not given are the recipe's.
     """
+    if seeds is None:
+        seeds = 1 if training is not None else seeds_of_recipe(recipe or DEFAULT_RECIPE)
     out, training = Path(out), _with_settings(training, recipe, settings)
     outcome: dict[str, Any] = {
         "target": target,

@@ -7,7 +7,8 @@
 - ``authors``: of each model, those of its own paper or code. What our settings cannot express is said in the file.
 
 A recipe names every setting that decides how a model is optimised, and may have others for some models. Settings of the
-user win over it, one by one; options of the model too, but a preset of options takes the place of all.
+user win over it, one by one; options of the model too, but a preset of options takes the place of all. It also says how
+many trainings a fold has, the same for all models.
 
 >>> fit("features", "labels.csv", "run", target="subtype", model="abmil", recipe="authors", epochs=5)
 """
@@ -26,7 +27,8 @@ from psamil.models import list_models
 from psamil.training.settings import TrainingSettings
 from psamil.training.tasks import TaskOptions
 
-RECIPES = ("context", "detection", "cells", "paper", "common", "authors")
+OURS = ("context", "detection", "cells")
+RECIPES = (*OURS, "paper", "common", "authors")
 DEFAULT_RECIPE = "context"
 FOLDER = Path(__file__).parent
 SAME_AUTHORS = {
@@ -44,8 +46,19 @@ def settings_of_recipe(recipe: str, model: str) -> TrainingSettings:
     if model not in list_models():
         raise one_of("model", model, list_models())
     found = yaml.safe_load(_file(recipe, model).read_text(encoding="utf-8"))
+    found.pop("seeds", None)
     of_model = (found.pop("models", None) or {}).get(model, {})
     return TrainingSettings(model=model, task=TaskOptions(**found.pop("task")), **{**found, **of_model})
+
+
+def seeds_of_recipe(recipe: str) -> int:
+    """How many trainings of a fold are averaged by a recipe, one of ``RECIPES``."""
+    if recipe not in RECIPES:
+        raise one_of("recipe", recipe, RECIPES)
+    if recipe not in OURS:
+        return 1
+    found = yaml.safe_load((FOLDER / f"{recipe}.yaml").read_text(encoding="utf-8"))
+    return int(found.get("seeds", 1))
 
 
 def with_own_options(of_recipe: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
@@ -66,7 +79,7 @@ def for_model(training: TrainingSettings, recipe: str, model: str, options: Mapp
 
 
 def _file(recipe: str, model: str) -> Path:
-    if recipe in ("context", "detection", "cells"):
+    if recipe in OURS:
         return FOLDER / f"{recipe}.yaml"
     if recipe != "authors" or model in TRUNK_OF_PSA:  # of whose paper the common recipe is
         return FOLDER / "common.yaml"
