@@ -2,7 +2,7 @@
 
     python examples/planted_ranges.py runs/ranges
     python examples/planted_ranges.py runs/ranges --range 5 --folds 5
-    python examples/planted_ranges.py runs/ranges-300 --model psa-radii --seed 300
+    python examples/planted_ranges.py runs/ranges-300 --model psa-radii --seed 300 --fold 0
 
 For each range, by cross-validation: PSA-MIL; ABMIL and mean pooling, which do not see positions and can only guess; and
 PSA-MIL on the same slides with shuffled positions, which must guess as well. Then the learned radii K and the head that
@@ -12,7 +12,7 @@ was stopped goes on; what is finished is not done again.
 """
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -48,7 +48,7 @@ MODELS = {
 }
 
 
-def train(out: Path, range_steps: float, model: str, folds: int, slides: int, seed: int) -> Run:
+def train(out: Path, range_steps: float, model: str, folds: int, fold: int | None, slides: int, seed: int) -> Run:
     """Simulates the slides unless they are there, and trains a model or goes on with its run."""
     cohort = out / "cohort"
     if not (cohort / "labels.csv").exists():
@@ -61,6 +61,7 @@ def train(out: Path, range_steps: float, model: str, folds: int, slides: int, se
             out / model,
             target="label",
             folds=folds,
+            fold=fold,
             positions="shuffled" if model == "psa-shuffled" else "file",
             training=MODELS[model],
             report=shown.report,
@@ -89,20 +90,21 @@ def without_head(model: PSAMIL, head: int) -> Iterator[None]:
 
 
 @torch.no_grad()
-def heads_of(run: Run, cohort: Cohort, folds: int) -> list[tuple[list[float], int]]:
+def heads_of(run: Run, cohort: Cohort, folds: Iterable[int]) -> dict[int, tuple[list[float], int]]:
     """Of each fold: the radius of each head in tile steps, and which head is used most."""
-    found = []
-    for k, split in enumerate(Splits.load(run.folder / "splits.json").folds[:folds]):
+    found = {}
+    splits = Splits.load(run.folder / "splits.json").folds
+    for k in folds:
         (path,) = (run.folder / "folds" / f"{k}").glob("**/model.safetensors")
         model = SavedModel.load(path).model
         assert isinstance(model, PSAMIL)
-        batch = PackedBags.of([cohort.load(sample) for sample in cohort.select(split.test).samples])
+        batch = PackedBags.of([cohort.load(sample) for sample in cohort.select(splits[k].test).samples])
         whole = model(batch).logits
         changes = []
         for head in range(model.blocks[0].attention.heads):  # type: ignore[union-attr, arg-type]
             with without_head(model, head):
                 changes.append(float((model(batch).logits - whole).abs().mean()))
-        found.append((model.priors[0].radius_steps.tolist(), changes.index(max(changes))))
+        found[k] = (model.priors[0].radius_steps.tolist(), changes.index(max(changes)))
     return found
 
 
@@ -112,6 +114,7 @@ if __name__ == "__main__":
     parser.add_argument("--range", nargs="+", type=float, default=[2.0, 5.0, 9.0], help="in tile steps")
     parser.add_argument("--model", nargs="+", choices=list(MODELS), default=list(MODELS))
     parser.add_argument("--folds", type=int, default=3)
+    parser.add_argument("--fold", type=int, help="train this one alone")
     parser.add_argument("--slides", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0, help="of the simulation; the range is added to it")
     arguments = parser.parse_args()
@@ -121,13 +124,14 @@ if __name__ == "__main__":
     for range_steps in arguments.range:
         out = arguments.out / f"range-{range_steps:g}"
         for model in arguments.model:
-            run = train(out, range_steps, model, arguments.folds, arguments.slides, arguments.seed)
+            run = train(out, range_steps, model, arguments.folds, arguments.fold, arguments.slides, arguments.seed)
             auc = run.table.loc["auc"]
             interval = f"{auc['low']:.3f} to {auc['high']:.3f}"
             aucs.add_row(f"{range_steps:g}", model, f"{auc['mean']:.3f}", f"{auc['sd']:.3f}", interval)
             if model in ("psa", "psa-radii"):
                 cohort = Cohort.open(out / "cohort", out / "cohort" / "labels.csv", target="label")
-                for fold, (steps, most) in enumerate(heads_of(run, cohort, arguments.folds)):
+                folds = range(arguments.folds) if arguments.fold is None else [arguments.fold]
+                for fold, (steps, most) in heads_of(run, cohort, folds).items():
                     texts = [f"{k:.1f}" for k in steps]
                     radii.add_row(f"{range_steps:g}", model, str(fold), " ".join(texts), texts[most])
     Console().print(aucs, radii)

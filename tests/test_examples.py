@@ -45,10 +45,11 @@ def test_kill_and_resume(tmp_path, capsys):
 
 def test_planted_ranges(tmp_path):
     example = runpy.run_path(str(EXAMPLES / "planted_ranges.py"))
-    run = example["train"](tmp_path, 2.0, "psa", folds=2, slides=12, seed=0)
+    run = example["train"](tmp_path, 2.0, "psa", folds=2, fold=0, slides=12, seed=0)
     cohort = Cohort.open(tmp_path / "cohort", tmp_path / "cohort" / "labels.csv", target="label")
-    found = example["heads_of"](run, cohort, 2)
-    assert [len(radii) for radii, _ in found] == [3, 3]
+    found = example["heads_of"](run, cohort, [0])
+    assert {fold: len(radii) for fold, (radii, _) in found.items()} == {0: 3}
+    assert not (run.folder / "folds" / "1").exists()
     model = SavedModel.load(run.folder / "folds" / "0" / "seed-0" / "model.safetensors").model
     batch = PackedBags.of(cohort.load(cohort.samples[0]))
     whole = model(batch).logits
