@@ -89,6 +89,7 @@ labels: {folder}/labels.csv
 target: label
 tile_labels: {folder}/tiles
 folds: 2
+seeds: 1
 cache: {folder}/cache
 training: {{epochs: 1, lr: 1e-3}}
 models:

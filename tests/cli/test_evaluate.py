@@ -31,7 +31,7 @@ def home(tmp_path_factory):
     table = table.assign(case_id="other-" + table["case_id"], slide_id="other-" + table["slide_id"])
     table.rename(columns={"label": "subtype"}).to_csv(home / "other" / "labels.csv", index=False)
     small = {"model": "mean", "model_options": {"hidden": 4}, "epochs": 1}
-    psamil.fit(home / "cohort", home / "cohort/labels.csv", home / "run", target="label", folds=2, **small)
+    psamil.fit(home / "cohort", home / "cohort/labels.csv", home / "run", target="label", folds=2, seeds=1, **small)
     return home
 
 

@@ -35,7 +35,7 @@ def simulated(tmp_path_factory):
     """Features without slides, and a run of a model without heads."""
     folder = tmp_path_factory.mktemp("simulated")
     simulate(folder / "cohort", slides=8, tiles=50, dim=4)
-    options = {"target": "label", "folds": 2, "cache": folder / "cache", "epochs": 1}
+    options = {"target": "label", "folds": 2, "seeds": 1, "cache": folder / "cache", "epochs": 1}
     fit(folder / "cohort", folder / "cohort/labels.csv", folder / "run", model="max", **options)
     return folder
 

@@ -114,7 +114,14 @@ def test_without_a_network(home, tmp_path, capsys, monkeypatch):
 def test_patients_of_several_slides(tmp_path, capsys):
     """The unit comes along."""
     simulate(tmp_path / "cohort", slides=16, tiles=60, dim=8, slides_per_patient=2)
-    options = {"target": "label", "folds": 2, "cache": tmp_path / "cache", "unit": "patient", "model": "mean"}
+    options = {
+        "target": "label",
+        "folds": 2,
+        "seeds": 1,
+        "cache": tmp_path / "cache",
+        "unit": "patient",
+        "model": "mean",
+    }
     psamil.fit(tmp_path / "cohort", tmp_path / "cohort" / "labels.csv", tmp_path / "run", **options, epochs=1)
     assert run_verb(capsys, "export", tmp_path / "run", "--to", tmp_path / "shared")[0] == 0
     code, _, errors = run_verb(capsys, "predict", tmp_path / "cohort", "--run", tmp_path / "shared")

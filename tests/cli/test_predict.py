@@ -21,7 +21,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def run(folder):
-    options = {"target": "label", "folds": 2, "cache": folder.parent / "cache", "non_finite": "drop"}
+    options = {"target": "label", "folds": 2, "seeds": 1, "cache": folder.parent / "cache", "non_finite": "drop"}
     small = {"model": "mean", "model_options": {"hidden": 4}, "epochs": 1}
     return psamil.fit(folder, folder / "labels.csv", folder.parent / "run", **options, **small)
 
@@ -145,7 +145,7 @@ def of_patients(tmp_path_factory):
     """A run on patients of two slides each."""
     folder = tmp_path_factory.mktemp("patients") / "cohort"
     simulate(folder, slides=16, tiles=60, dim=8, slides_per_patient=2)
-    options = {"target": "label", "folds": 2, "cache": folder.parent / "cache", "unit": "patient"}
+    options = {"target": "label", "folds": 2, "seeds": 1, "cache": folder.parent / "cache", "unit": "patient"}
     small = {"model": "mean", "model_options": {"hidden": 4}, "epochs": 1}
     return folder, psamil.fit(folder, folder / "labels.csv", folder.parent / "run", **options, **small)
 

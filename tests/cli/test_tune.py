@@ -82,6 +82,7 @@ def test_the_best_settings_are_a_file_for_train(home, capsys):
         home / "cache",
     ]
     assert run_verb(capsys, "train", *data, "--config", best, "--folds", 2, "--fold", 1)[0] == 0
+    assert [path.name for path in (home / "run" / "folds" / "1").glob("seed-*")] == ["seed-0"]  # as in the search
     model = Path("folds") / "1" / "seed-0" / "model.safetensors"
     assert (home / "run" / model).read_bytes() == (home / "tuned" / "fold-1" / "run" / model).read_bytes()
 

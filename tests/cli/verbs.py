@@ -31,6 +31,6 @@ def small_study(home: Path, **model: Any) -> Path:
         main(["extract", str(home / "slides"), "--out", str(home / "features"), *words])
     assert ended.value.code == 0
     pd.DataFrame({"slide_id": names, "label": ["no", "yes"] * 4}).to_csv(home / "labels.csv", index=False)
-    options = {"target": "label", "folds": 2, "epochs": 1, "cache": home / "cache"}
+    options = {"target": "label", "folds": 2, "seeds": 1, "epochs": 1, "cache": home / "cache"}
     fit(home / "features", home / "labels.csv", home / "run", **options, **model)
     return home

@@ -171,7 +171,8 @@ def test_an_extraction_whose_node_is_lost_ends_as_on_one_machine(cluster, doomed
 def test_the_command_line(study, cluster, tmp_path, capsys):
     """On the same cluster, which it is connected to."""
     words = [str(study / "cohort"), str(study / "cohort" / "labels.csv"), str(tmp_path / "run"), "--target", "label"]
-    words += ["--folds", "2", "--training.model", "mean", "--training.epochs", "1", "--cache", str(study / "cache")]
+    words += ["--folds", "2", "--seeds", "1", "--training.model", "mean", "--training.epochs", "1"]
+    words += ["--cache", str(study / "cache")]
     with pytest.raises(SystemExit) as ended:
         main(["train", *words, "--engine", "ray"])
     assert ended.value.code == 0

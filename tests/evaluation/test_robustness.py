@@ -42,7 +42,7 @@ def train(capsys, cohort, run, *options, labels=None, cache=None, hidden=4):
     """Exit code, and what was told on standard error. Two folds of the smallest model, unless options say otherwise."""
     paths = [cohort, labels or cohort / "labels.csv", run, "--cache", cache or run.parent / "cache"]
     small = ["--training.model", "mean", "--training.model_options", json.dumps({"hidden": hidden})]
-    chosen = ["--folds", "2", "--training.epochs", "2", *small, *options]
+    chosen = ["--folds", "2", "--seeds", "1", "--training.epochs", "2", *small, *options]
     if "--time" not in options:
         chosen += ["--target", "label"]
     with pytest.raises(SystemExit) as ended:

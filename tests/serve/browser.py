@@ -184,6 +184,7 @@ def make_study(folder: Path) -> tuple[list[Path], dict[str, Path]]:
             target="label",
             slide_column="slide",
             folds=2,
+            seeds=1,
             model=model,
             model_options=own,
             epochs=1,

@@ -45,7 +45,7 @@ def small_study(folder: Path) -> StudyFiles:
     write_offset_slide(files.slides / "s01.scn", waves(*SIZE_PX0[::-1]), OFFSET_PX0, WHOLE_PX0, MPP)
     labels = folder / "labels.csv"
     labels.write_text("\n".join(rows) + "\n")
-    options = {"target": "label", "folds": 2, "cache": folder / "cache", "epochs": 2}
+    options = {"target": "label", "folds": 2, "seeds": 1, "cache": folder / "cache", "epochs": 2}
     sizes = {"heads": 2, "head_dim": 4, "k_init": 2.0}
     psamil.fit(files.features, labels, files.psa, model="psa", model_options=sizes, **options)
     psamil.fit(files.features, labels, files.abmil, model="abmil", **options)

@@ -144,7 +144,7 @@ class Search:
         write_table(self.folder / TRIALS_FILE, pd.DataFrame(rows))
         with atomic_write(self.folder / BEST_FILE) as temporary:
             chosen: dict[str, Any] = {"recipe": self.recipe} if self.recipe else {}
-            chosen |= {"training": self.settings(best.trial).to_json()}
+            chosen |= {"seeds": self.seeds, "training": self.settings(best.trial).to_json()}
             text = yaml.safe_dump(chosen, sort_keys=False, allow_unicode=True)
             temporary.write_text(f"# {best}\n{text}", encoding="utf-8")
         return best
