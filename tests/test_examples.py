@@ -3,10 +3,13 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pytest
 import torch
 
+from psamil import fit
 from psamil.bag import PackedBags
-from psamil.cohort import Cohort
+from psamil.cohort import Cohort, simulate
+from psamil.evaluation.scores import read_predictions
 from psamil.files import write_json
 from psamil.models import create_model, list_models
 from psamil.recipes import settings_of_recipe
@@ -56,6 +59,25 @@ def test_planted_ranges(tmp_path):
     with example["without_head"](model, 1):
         assert not torch.equal(model(batch).logits, whole)
     assert torch.equal(model(batch).logits, whole)
+
+
+def test_what_several_trainings_gain(tmp_path):
+    simulate(tmp_path / "cohort", slides=24, tiles=60, dim=4)
+    sizes = {"model": "mean", "model_options": {"hidden": 4}, "epochs": 1}
+    options = {"target": "label", "folds": 2, "val": 0.4, "seeds": 2, "cache": tmp_path / "cache", **sizes}
+    run = fit(tmp_path / "cohort", tmp_path / "cohort" / "labels.csv", tmp_path / "run", **options)
+    gains = runpy.run_path(str(EXAMPLES / "trainings.py"))["gains"]
+    val, test = gains(run.folder)
+    assert (val["part"], test["part"], test["trainings"], test["folds"]) == ("val", "test", 2, 2)
+    assert test["mean"] == pytest.approx(run.table.loc["auc", "mean"])
+    assert test["gain"] == pytest.approx(test["mean"] - test["alone"])
+    for fold in (run.folder / "folds").iterdir():  # a second training that says the opposite of the first one
+        table = read_predictions(fold / "seed-0" / "predictions.csv")
+        positive = (table["prob_positive"] * 1024).round() / 1024  # so that sums are exact
+        for seed, of_seed in (("seed-0", positive), ("seed-1", 1 - positive)):
+            table.assign(prob_positive=of_seed).to_csv(fold / seed / "predictions.csv", index=False)
+    for row in gains(run.folder):
+        assert (row["alone"], row["mean"], row["folds with a gain"]) == (pytest.approx(0.5), 0.5, 0)
 
 
 def test_recipes_put_to_the_test(monkeypatch):
