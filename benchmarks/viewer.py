@@ -98,6 +98,7 @@ def make_run(folder: Path, tiles: int) -> tuple[Path, Path]:
         "model": "psa",
         "model_options": {"heads": HEADS, "head_dim": 8, "k_init": RADIUS},
         "epochs": 1,
+        "seeds": 1,
     }
     psamil.fit(features, labels, folder / "run", target="label", slide_column="slide", folds=2, **options)
     return folder / "run", features

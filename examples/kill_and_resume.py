@@ -45,7 +45,7 @@ class Job:
     def __init__(self, cohort: Path, folder: Path, epochs: int) -> None:
         self.run, self.cache = folder / "run", folder / "cache"
         options: dict[str, object] = {"target": "label", "folds": FOLDS, "cache": self.cache, "training.epochs": epochs}
-        options |= {"training.patience": "null"}
+        options |= {"seeds": 1, "training.patience": "null"}
         words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
         paths = [cohort, cohort / "labels.csv", self.run]
         self.command = [sys.executable, "-m", "psamil", "train", *map(str, paths), *words]

@@ -3,9 +3,9 @@
     python examples/recipe.py msi runs/recipe --data data --models psa abmil
     python examples/trainings.py runs/recipe/msi-0/psa runs/recipe/msi-0/abmil --out trainings.csv
 
-Of finished runs of two classes with several trainings per fold. AUC by patient of a training alone (mean over them) and
-of their mean, over all folds; the gain with a 95% interval (t-test over folds, corrected for training parts that
-overlap); on how many folds there is one. The epochs of trainings were chosen on the validation parts.
+Of runs of two classes with several trainings per fold, their finished folds. AUC by patient of a training alone (mean
+over them) and of their mean, over all folds; the gain with a 95% interval (t-test over folds, corrected for training
+parts that overlap); on how many folds there is one. The epochs of trainings were chosen on the validation parts.
 """
 
 import argparse
@@ -19,6 +19,7 @@ from rich.progress import track
 from rich.table import Table
 
 from psamil.cohort import Splits
+from psamil.errors import DataError
 from psamil.evaluation.comparison import corrected_t_test
 from psamil.evaluation.run_folder import finished_folds
 from psamil.evaluation.scores import by_patient, mean_over_seeds
@@ -37,12 +38,16 @@ def gains(run: Path) -> list[dict[str, Any]]:
     """A row for the validation parts and one for the test parts."""
     splits = Splits.load(run / "splits.json").folds
     folds = finished_folds(run, len(splits))
+    if not folds:
+        raise DataError(run, "has no finished fold", "finish it, or name another run")
     shares = {
         "val": np.mean([len(split.val) / len(split.train) for split in splits]),
         "test": np.mean([len(split.test) / len(split.train) for split in splits]),
     }
     rows = []
     for part, share in shares.items():
+        if not share:
+            continue  # trained without a validation part
         alone = [float(np.mean([auc_of([job], part) for job in jobs])) for jobs in folds.values()]
         mean = [auc_of(jobs, part) for jobs in folds.values()]
         tested = corrected_t_test(mean, alone, test_to_train=share)

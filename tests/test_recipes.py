@@ -189,11 +189,17 @@ def test_printed_options_train_the_same(model, folder, tmp_path, capsys):
         main(["train", "f", "l", "o", *options, "--print_config"])
     assert end.value.code in (None, 0)
     printed = yaml.safe_load(capsys.readouterr().out)
+    assert printed["seeds"] == seeds_of_recipe("detection")
     dropped = {"psa": 0.5, "abmil": 0.0}[model]
     assert (printed["training"]["negative_tiles"], printed["training"]["drop_features"]) == (1.0, dropped)
     file = tmp_path / "options.yaml"
     kept = {name: printed[name] for name in ("recipe", "training")}
     file.write_text(yaml.safe_dump(kept))
+    with pytest.raises(SystemExit):
+        main(["train", "f", "l", "o", "--print_config"])
+    assert (
+        yaml.safe_load(capsys.readouterr().out)["seeds"] == seeds_of_recipe("context") != seeds_of_recipe("detection")
+    )
     direct = settings_on_the_command_line(folder, tmp_path / "direct", capsys, *options)
     assert settings_on_the_command_line(folder, tmp_path / "printed", capsys, "--config", str(file)) == direct
 
@@ -309,7 +315,14 @@ def test_on_the_command_line_a_wrong_recipe_is_one_line(folder, tmp_path, capsys
 
 
 @pytest.mark.parametrize(
-    ("said", "seeds"), [({}, 3), ({"recipe": "authors"}, 1), ({"seeds": 2}, 2), ({"recipe": "authors", "seeds": 3}, 3)]
+    ("said", "seeds"),
+    [
+        ({}, 3),
+        ({"seeds": None}, 3),
+        ({"recipe": "authors"}, 1),
+        ({"seeds": 2}, 2),
+        ({"recipe": "authors", "seeds": 3}, 3),
+    ],
 )
 def test_in_a_study_all_models_have_as_many_trainings_as_its_recipe_says(said, seeds, tmp_path):
     file = tmp_path / "study.yaml"

@@ -119,6 +119,14 @@ def test_the_best_of_an_error_is_the_lowest(splits, tmp_path):
     assert all(tested.comparison.difference > 0 for tested in comparison.tests)
 
 
+def test_runs_with_other_numbers_of_trainings_are_told(splits, tmp_path):
+    one, other, three = (make_run(tmp_path / f"{i}", splits, signal=1.0, seeds=n) for i, n in enumerate((1, 1, 3)))
+    assert compare_runs([one, other], names=["a", "b"]).caveats == []
+    (told,) = compare_runs([one, three], names=["a", "b"]).caveats
+    assert told.startswith("Trainings per fold are not the same")
+    assert told.endswith("a 1, b 3.")
+
+
 def test_folds_of_which_a_seed_is_missing_do_not_count(splits, tmp_path):
     folder = make_run(tmp_path / "run", splits, signal=1.0, seeds=2)
     (folder / "folds" / "1" / "seed-1" / "metrics.json").unlink()
@@ -127,7 +135,7 @@ def test_folds_of_which_a_seed_is_missing_do_not_count(splits, tmp_path):
     run = comparison.runs[0]
     assert [fold for fold, _ in run.jobs()] == [0, 0, 2, 2]
     assert set(run.patients["fold"]) == {0, 2}
-    assert comparison.left_out == ["Fold 1 of a is left out: 1 of its 2 seeds are finished."]
+    assert comparison.caveats == ["Fold 1 of a is left out: 1 of its 2 seeds are finished."]
     for fold in (0, 2):
         (folder / "folds" / str(fold) / "seed-0" / "metrics.json").unlink()
     summarise(folder)

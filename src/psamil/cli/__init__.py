@@ -82,7 +82,7 @@ def main(args: Sequence[str] | None = None) -> None:
 
 def _chosen(plain: Sequence[str]) -> tuple[Callable[..., Any], dict[str, Any]]:
     """The verb and its options. Settings of training that the user does not give are those of the recipe."""
-    parser = _parser(settings_of_recipe(DEFAULT_RECIPE, TrainingSettings.model))
+    parser = _parser(settings_of_recipe(DEFAULT_RECIPE, TrainingSettings.model), seeds_of_recipe(DEFAULT_RECIPE))
     given = parser.parse_args([word for word in plain if not word.startswith(PRINT_CONFIG)], defaults=False)
     verb = VERBS[given.verb]
     taken = introspection.signature(verb).parameters
@@ -90,20 +90,20 @@ def _chosen(plain: Sequence[str]) -> tuple[Callable[..., Any], dict[str, Any]]:
     recipe = own.get("recipe") or DEFAULT_RECIPE
     if "training" in taken:
         of_recipe = settings_of_recipe(recipe, own.get("training.model") or TrainingSettings.model)
-        parser = _parser(of_recipe)
+        parser = _parser(of_recipe, seeds_of_recipe(recipe))
     if any(word.startswith(PRINT_CONFIG) for word in plain):
         parser.parse_args(plain)  # prints, and ends
     chosen = vars(parser.instantiate(parser.parse_object(given))[given.verb])
     if "training" in taken:
         of_model = with_own_options(of_recipe.model_options, chosen["training"].model_options)
         chosen |= {"training": replace(chosen["training"], model_options=of_model), "recipe": recipe}
-        if chosen["seeds"] is None:
+        if chosen["seeds"] is None:  # said so: --seeds null
             chosen["seeds"] = seeds_of_recipe(recipe)
     return verb, {name: value for name, value in chosen.items() if name in taken}
 
 
-def _parser(training: TrainingSettings) -> Any:
-    """With these settings of training as those that hold where the user gives none."""
+def _parser(training: TrainingSettings, seeds: int) -> Any:
+    """With these settings of training, and so many trainings, as those that hold where the user gives none."""
     from jsonargparse import ArgumentParser
 
     import psamil
@@ -132,6 +132,8 @@ def _parser(training: TrainingSettings) -> Any:
                 of_verb.add_argument("--recipe", default=DEFAULT_RECIPE, help=text)
             # options of the model are merged later: a preset takes the place of the recipe's
             of_verb.set_defaults(training={**training.to_json(), "model_options": {}})
+            if parameters["seeds"].default is None:
+                of_verb.set_defaults(seeds=seeds)
         verbs.add_subcommand(name, of_verb, help=summary)
     return parser
 

@@ -109,7 +109,7 @@ def tell(comparison: RunComparison, console: Console) -> None:
             console.print(Text(sentence))
     if any(marks_of_tests(comparison).values()):
         console.print(Text(f"* p < 0.05, ** p < 0.01, *** p < 0.001 against {comparison.reference.name} ({MARKED})"))
-    for sentence in comparison.left_out:
+    for sentence in comparison.caveats:
         console.print(Text(sentence))
     if not comparison.tests:
         return

@@ -4,7 +4,7 @@ features: cohort              # options of psamil train
 labels: cohort/labels.csv
 target: label
 folds: 3
-recipe: authors               # settings to begin with; a model may name another one
+recipe: authors               # settings to begin with, where a model may name another one, and trainings per fold
 training: {epochs: 10}        # settings of all models
 models:                       # a run for each name; its settings come first
   psa: {model_options: {heads: 3}}
@@ -78,8 +78,10 @@ class Study:
         recipe = found.pop("recipe", None) or DEFAULT_RECIPE
         if not models:
             raise DataError(path, "names no model", REMEDY)
+        if found.get("seeds") is None:
+            found["seeds"] = seeds_of_recipe(str(recipe))
         return Study(
-            _typed_options(path, {"seeds": seeds_of_recipe(str(recipe)), **found}),
+            _typed_options(path, found),
             {str(name): _model(path, name, of, training, recipe) for name, of in models.items()},
         )
 

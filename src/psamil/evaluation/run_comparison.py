@@ -100,6 +100,11 @@ class FinishedRun:
         """Fold and folder of every training that counts."""
         return [(k, job) for k, jobs in self._finished.items() for job in jobs]
 
+    @property
+    def trainings(self) -> int:
+        """Of each fold, whose predictions are averaged."""
+        return int(self.about.get("seeds", 1))
+
     def unfinished(self) -> dict[int, int]:
         """How many seeds are finished of the folds that do not count, where there are any."""
         jobs = jobs_by_fold(self.path, len(self.splits))
@@ -164,13 +169,19 @@ class RunComparison:
         return list(dict.fromkeys(name for run in self.runs for name in run.summary["metrics"]))
 
     @property
-    def left_out(self) -> list[str]:
-        """A sentence for every fold that does not count because some of its seeds are missing."""
-        return [
-            f"Fold {k} of {run.name} is left out: {count} of its {run.about['seeds']} seeds are finished."
+    def caveats(self) -> list[str]:
+        """A sentence for every fold that does not count because some of its seeds are missing, and one where runs have
+        different numbers of trainings per fold."""
+        told = [
+            f"Fold {k} of {run.name} is left out: {count} of its {run.trainings} seeds are finished."
             for run in self.runs
             for k, count in run.unfinished().items()
         ]
+        trainings = {run.name: run.trainings for run in self.runs}
+        if len(set(trainings.values())) > 1:
+            unequal = ", ".join(f"{name} {number}" for name, number in trainings.items())
+            told.append(f"Trainings per fold are not the same, and the mean of several is often better: {unequal}.")
+        return told
 
 
 def compare_runs(

@@ -1,7 +1,7 @@
 """Recipes: settings of training to begin with, one file for each.
 
 - ``context``: the default; what we found to learn best from 50 to 300 slides, see ``docs/recipe.md``.
-- ``detection``: the same where the first class means that something is nowhere in the slide, such as a metastasis.
+- ``detection``: much the same where the first class means that something is nowhere in the slide, such as a metastasis.
 - ``cells``: the same for single cells whose types are known, of some dozens of patients.
 - ``paper``, also called ``common``: the conditions in which the PSA-MIL paper trained all models it compares.
 - ``authors``: of each model, those of its own paper or code. What our settings cannot express is said in the file.
@@ -46,7 +46,8 @@ def settings_of_recipe(recipe: str, model: str) -> TrainingSettings:
     if model not in list_models():
         raise one_of("model", model, list_models())
     found = yaml.safe_load(_file(recipe, model).read_text(encoding="utf-8"))
-    found.pop("seeds", None)
+    if recipe in OURS:
+        found.pop("seeds", None)  # see seeds_of_recipe
     of_model = (found.pop("models", None) or {}).get(model, {})
     return TrainingSettings(model=model, task=TaskOptions(**found.pop("task")), **{**found, **of_model})
 

@@ -209,7 +209,7 @@ def _how_to_read(comparison: RunComparison) -> str:
         )
     if any(name in LOWER_IS_BETTER for name in comparison.metric_names):
         told.append("↓ less is better.")
-    told += comparison.left_out
+    told += comparison.caveats
     if all(fold.val for fold in first.splits.folds):
         chosen = ", thresholds and temperatures" if isinstance(first.task, ClassificationTask) else ""
         told.append(f"Epochs{chosen} were chosen on validation parts, epochs by {metric_title(first.headline)}.")
@@ -253,9 +253,9 @@ def _protocol(comparison: RunComparison) -> list[tuple[str, str]]:
     sizes = [
         " / ".join(_range([len(getattr(fold, part)) for fold in splits.folds]) for part in ("train", "val", "test"))
     ]
-    seeds = {run.name: run.about.get("seeds", 1) for run in comparison.runs}
-    same = len(set(seeds.values())) == 1
-    text = str(next(iter(seeds.values()))) if same else ", ".join(f"{name}: {n}" for name, n in seeds.items())
+    trainings = {run.name: run.trainings for run in comparison.runs}
+    same = len(set(trainings.values())) == 1
+    text = str(first.trainings) if same else ", ".join(f"{name}: {n}" for name, n in trainings.items())
     return [
         *_cohorts(comparison.runs),
         ("splits", f"{splits.name or 'unnamed'}; hash {splits.hash[:16]}"),
