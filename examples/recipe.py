@@ -16,7 +16,7 @@
   the 10 published ones; by "context".
 
 Every model has the same recipe and about the same width; ``psa-shuffled`` is psa with tiles that exchange their places;
-``psa-without-arrangement``, of cells, what the name says.
+``psa-without-arrangement``, of cells, what the name says. ``--training-seed`` begins with other random weights.
 ``--ablate`` trains psa with one part of "detection" taken back at a time. ``--search`` trains every model with and
 without dropped features, and shows the AUC on the validation parts: what is higher there is in the recipe. A run that
 was stopped goes on. The table has the mean over seeds and a 95% interval by Student's t; for one seed the mean over
@@ -66,6 +66,7 @@ SEARCHED: dict[str, dict[str, Any]] = {
 ABLATIONS: dict[str, dict[str, Any]] = {
     "psa": {},
     "psa, attention pooling": {"model_options": {"pooling": "linear"}},
+    "psa, one evidence": {"model_options": {"pooling": "evidence"}},
     "psa, tiles of normal slides not told": {"negative_tiles": 0.0},
     "psa, no features dropped": {"drop_features": 0.0},
     "psa, 3 x 96": {"model_options": {"head_dim": 96}},
@@ -169,6 +170,7 @@ if __name__ == "__main__":
     parser.add_argument(
         "--trainings", type=int, help="per fold, whose predictions are averaged; by default the recipe's"
     )
+    parser.add_argument("--training-seed", type=int, default=0, help="of the first training's random weights")
     parser.add_argument("--models", nargs="+", metavar="NAME", help="these alone")
     parser.add_argument("--ablate", action="store_true", help="psa, one part of the recipe taken back at a time")
     parser.add_argument("--search", action="store_true", help="with and without dropped features, by validation")
@@ -195,7 +197,14 @@ if __name__ == "__main__":
             with TrainingProgress(Console(), epochs) as shown:
                 run_folder = arguments.out / f"{which}-{seed}" / name.replace(", ", "-").replace(" ", "_")
                 calls = {"report": shown.report, "on_step": shown.on_step, "seeds": arguments.trainings}
-                run = fit(folder, folder / "labels.csv", run_folder, **{**about, **settings}, **calls)
+                run = fit(
+                    folder,
+                    folder / "labels.csv",
+                    run_folder,
+                    **{**about, **settings},
+                    seed=arguments.training_seed,
+                    **calls,
+                )
             metrics = run.table
             means = {metric: metrics.loc[metric, "mean"] for metric in METRICS if metric in metrics.index}
             means["validation_auc"] = validation_auc(run_folder)

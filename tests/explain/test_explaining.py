@@ -145,6 +145,13 @@ def test_shares_of_pooling_by_evidence(task):
         torch.testing.assert_close(logits, saved.model(PackedBags.of(bag)).logits[0].detach())
 
 
+def test_two_weights_for_each_tile_are_no_shares():
+    saved = saved_model("psa", TWO_CLASSES, **MODELS["psa"], pooling="opposed")
+    explanation = explain_bag(saved, bag_of("lattice", "continuous"))
+    assert explanation.shares is None
+    assert explanation.evidence.shape == (len(explanation.tile_scores), 1)
+
+
 def test_percentiles_and_top_tiles():
     scores = torch.tensor([3.0, 1.0, 2.0, 2.0, 5.0])
     assert percentiles(scores).tolist() == [75, 0, 37.5, 37.5, 100]

@@ -32,7 +32,7 @@ def test_parameter_counts_of_the_authors(preset, parameters):
 
 
 @pytest.mark.parametrize("decay", DECAYS)
-@pytest.mark.parametrize("pooling", ["linear", "gated", "evidence"])
+@pytest.mark.parametrize("pooling", ["linear", "gated", "evidence", "opposed"])
 @pytest.mark.parametrize("depth", [1, 2])
 def test_output_and_gradients(decay, pooling, depth):
     model = small(decay=decay, pooling=pooling, depth=depth)
@@ -83,7 +83,7 @@ def test_positions_matter():
 
 def test_an_empty_bag_has_a_prediction():
     for sizes in ((5, 0), (0, 0)):
-        for pooling in ("linear", "evidence"):
+        for pooling in ("linear", "evidence", "opposed"):
             model = small(pooling=pooling)
             out = model(PackedBags.of(bags(*sizes)))
             assert out.logits.shape == (2, 2)
@@ -203,6 +203,43 @@ def test_evidence_is_signed_and_its_score_is_that_of_the_class_it_speaks_for():
     out = model(PackedBags.of(bags(40)))
     torch.testing.assert_close(out.tile_scores + model.head.bias, out.tile_evidence[:, 0])
     check_model("psa", heads=2, head_dim=4, pooling="evidence")
+
+
+@pytest.mark.parametrize("n_out", [1, 3])
+def test_opposed_evidence_is_pooled_twice_and_added(n_out):
+    """Against the definition in loops, with weights that training has moved apart."""
+    model = create_model("psa", 6, n_out, heads=2, head_dim=4, pooling="opposed").double()
+    parts = bags(50, 1, 30, dtype=torch.float64)
+    batch = PackedBags.of(parts)
+    tokens = []
+    model.norm.register_forward_hook(lambda module, args, out: tokens.append(out))
+    with torch.no_grad():
+        model.opposed.weight.normal_(generator=torch.Generator().manual_seed(0))
+        model.log_sharpness.fill_(0.7).log_()
+    out = model(batch)
+    for b, (first, end) in enumerate([(0, 50), (50, 51), (51, 81)]):
+        logits, evidence, x = out.logits[b], out.tile_evidence[first:end], tokens[0][first:end]
+        for k in range(n_out):
+            e, o = x @ model.head.weight[k], x @ model.opposed.weight[k]
+            pooled = [sum(w * v for w, v in zip((0.7 * of).softmax(0), of, strict=True)) for of in (e, o)]
+            torch.testing.assert_close(logits[k], sum(pooled) + model.head.bias[k])
+            torch.testing.assert_close(evidence[:, k], e + o + model.head.bias[k])
+
+
+def test_opposed_evidence_begins_without_a_side():
+    """The evidence of all tiles is the bias, and logits are 2 gamma var(e) + bias to first order in gamma."""
+    model = create_model("psa", 6, 1, heads=2, head_dim=4, pooling="opposed").double()
+    with torch.no_grad():
+        model.log_sharpness.fill_(1e-3).log_()
+    tokens = []
+    model.norm.register_forward_hook(lambda module, args, out: tokens.append(out))
+    out = model(PackedBags.of(bags(60, dtype=torch.float64)))
+    assert bool((out.tile_scores == 0).all())
+    torch.testing.assert_close(out.tile_evidence, model.head.bias.expand(60, 1))
+    variance = (tokens[0] @ model.head.weight[0]).var(correction=0)
+    torch.testing.assert_close(out.logits[0, 0] - model.head.bias[0], 2e-3 * variance, rtol=1e-4, atol=0)
+    checked = check_model("psa", heads=2, head_dim=4, pooling="opposed")
+    assert set(checked.exceptions) == {"evidence"}
 
 
 def test_radii_shall_be_small_in_the_second_half_of_training():

@@ -9,6 +9,15 @@ sum_i softmax_i(a_i) head(x_i). With the pooling "evidence" there is no a_i: the
 for each logit its own, with gamma > 0 learned, between the mean (0) and the maximum; the evidence is the score.
 Attention is free to look at tiles that speak against the class, and then its scores point away from a lesion.
 
+Weights by evidence magnify whatever the first weights happen to take for evidence, which is as often the lack of
+something as the thing itself. With the pooling "opposed" there are two, e_i = head(x_i) and o_i, each pooled by itself:
+
+    logits = sum_i softmax_i(gamma e_i) e_i + sum_i softmax_i(gamma o_i) o_i + b,    o = -e in the beginning.
+
+The evidence of a tile is e_i + o_i + b, the logits that it would have alone. In the beginning it is b for all tiles,
+and the logits, 2 gamma var(e) + b to first order in gamma, see how much the tiles of a bag differ, whichever way: which
+way it is, is learned. The logits are a sum of two means of the tiles then, and no single mean of their evidence.
+
 What differs between models of this trunk is the attention, and whether positions are encoded before it: see
 :mod:`psamil.models.psa` and :mod:`psamil.models.variants`.
 """
@@ -28,7 +37,8 @@ from psamil.spatial import Layout
 
 _AUTHORS = {"heads": 3, "depth": 1, "adapter_layers": 2, "mlp_ratio": 4, "pooling": "linear"}  # for all cohorts
 
-POOLINGS = ("linear", "gated", "evidence")
+POOLINGS = ("linear", "gated", "evidence", "opposed")
+TWO_MEANS = "logits are the sum of two means of the tiles"
 FIRST_SHARPNESS = 1.0  # gamma; nearer to the mean, what a slide lacks is evidence as good as what it has
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -119,7 +129,7 @@ class Trunk(nn.Module):
         depth: transformer blocks.
         adapter_layers: 1 projects the features, every further layer adds a residual block.
         mlp_ratio: hidden width of the MLPs in model widths.
-        pooling: "linear" as the authors, "gated", or "evidence".
+        pooling: "linear" as the authors, "gated", "evidence" or "opposed".
     """
 
     needs_layout = True
@@ -152,11 +162,17 @@ class Trunk(nn.Module):
         self.norm = nn.LayerNorm(width, eps=1e-6)
         self.score: nn.Module | None = None
         self.log_sharpness: nn.Parameter | None = None
-        if pooling == "evidence":
+        self.opposed: nn.Linear | None = None
+        if pooling in ("evidence", "opposed"):
             self.log_sharpness = nn.Parameter(torch.tensor(FIRST_SHARPNESS).log())
         else:
             self.score = nn.Linear(width, 1) if pooling == "linear" else GatedScore(width)
         self.head = nn.Linear(width, n_out)
+        if pooling == "opposed":
+            self.opposed = nn.Linear(width, n_out, bias=False)
+            with torch.no_grad():
+                self.opposed.weight.copy_(-self.head.weight)
+            self.exceptions = {**self.exceptions, "evidence": TWO_MEANS}
 
     def tiles(self, batch: PackedBags) -> tuple[Tensor, Layout]:
         """(n, width) tiles as they enter the first block, and their layout."""
@@ -185,7 +201,11 @@ class Trunk(nn.Module):
 
     def _pooled_by_evidence(self, x: Tensor, batch: PackedBags) -> ModelOutput:
         assert self.log_sharpness is not None
-        evidence = nn.functional.linear(x, self.head.weight)
-        evidence = evidence.to(torch.promote_types(evidence.dtype, torch.float32))
-        logits = soft_maximum(evidence, self.log_sharpness.exp(), batch) + self.head.bias
-        return ModelOutput(logits, output_scores(self, evidence), tile_evidence=evidence + self.head.bias)
+        heads = [self.head] if self.opposed is None else [self.head, self.opposed]
+        kinds = [nn.functional.linear(x, head.weight) for head in heads]
+        kinds = [evidence.to(torch.promote_types(evidence.dtype, torch.float32)) for evidence in kinds]
+        pooled = torch.stack([soft_maximum(evidence, self.log_sharpness.exp(), batch) for evidence in kinds]).sum(0)
+        evidence = torch.stack(kinds).sum(0)
+        return ModelOutput(
+            pooled + self.head.bias, output_scores(self, evidence), tile_evidence=evidence + self.head.bias
+        )
