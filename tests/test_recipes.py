@@ -126,10 +126,11 @@ def test_as_many_trainings_as_the_recipe_says_unless_told(folder, tmp_path, caps
     def trained(out):
         return sorted(job.name for job in (tmp_path / out / "folds" / "0").glob("seed-*"))
 
-    for out, options in [("default", []), ("detection", ["--recipe", "detection"]), ("told", ["--seeds", "2"])]:
+    for out, options in [("default", []), ("cells", ["--recipe", "cells"]), ("told", ["--seeds", "2"])]:
         settings_on_the_command_line(folder, tmp_path / out, capsys, *options)
     assert trained("default") == ["seed-0", "seed-1", "seed-2"]
-    assert trained("detection") == ["seed-0"]
+    assert trained("cells") == ["seed-0"]
+    assert seeds_of_recipe("detection") == 3
     assert trained("told") == ["seed-0", "seed-1"]
 
     options = {"target": "label", "folds": 2, "fold": 0, "epochs": 1, "cache": folder.parent / "cache"}
@@ -197,9 +198,10 @@ def test_printed_options_train_the_same(model, folder, tmp_path, capsys):
     file.write_text(yaml.safe_dump(kept))
     with pytest.raises(SystemExit):
         main(["train", "f", "l", "o", "--print_config"])
-    assert (
-        yaml.safe_load(capsys.readouterr().out)["seeds"] == seeds_of_recipe("context") != seeds_of_recipe("detection")
-    )
+    assert yaml.safe_load(capsys.readouterr().out)["seeds"] == seeds_of_recipe("context")
+    with pytest.raises(SystemExit):
+        main(["train", "f", "l", "o", "--recipe", "cells", "--print_config"])
+    assert yaml.safe_load(capsys.readouterr().out)["seeds"] == seeds_of_recipe("cells") != seeds_of_recipe("context")
     direct = settings_on_the_command_line(folder, tmp_path / "direct", capsys, *options)
     assert settings_on_the_command_line(folder, tmp_path / "printed", capsys, "--config", str(file)) == direct
 

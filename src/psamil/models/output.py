@@ -45,4 +45,5 @@ class ModelOutput:
     radii_steps: Tensor | None = None  # (layers, heads) learned radii in tile steps, without gradient
     tile_evidence: Tensor | None = None
     """(n, n_out) for and against each output, on the scale of the logits: those of a bag are a mean of its tiles'
-    evidence with weights that the model chooses. Of models whose pooling allows it."""
+    evidence with weights that the model chooses (or a sum of such means of its parts, where the model declares that as
+    an exception). Of models whose pooling allows it."""
