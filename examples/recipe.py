@@ -1,6 +1,6 @@
 """The recipes of psamil against the paper's claim: that learned spatial context wins, and points at the lesion.
 
-    python examples/recipe.py lesions runs/recipe --data data --seeds 31 32 33 34 35 --search
+    python examples/recipe.py lesions runs/search --data data --seeds 31 32 33 34 35 --search --trainings 1
     python examples/recipe.py lesions runs/recipe --data data --seeds 41 42 43 44 45
     python examples/recipe.py plain-lesions runs/recipe --data data --seeds 41 42 43 44 45
     python examples/recipe.py crc runs/recipe --data data
@@ -16,7 +16,8 @@
   the 10 published ones; by "context".
 
 Every model has the same recipe and about the same width; ``psa-shuffled`` is psa with tiles that exchange their places;
-``psa-without-arrangement``, of cells, what the name says. ``--training-seed`` begins with other random weights.
+``psa-without-arrangement``, of cells, what the name says. ``--training-seed`` trains with other random numbers, into
+another OUT.
 ``--ablate`` trains psa with one part of "detection" taken back at a time. ``--search`` trains every model with and
 without dropped features, and shows the AUC on the validation parts: what is higher there is in the recipe. A run that
 was stopped goes on. The table has the mean over seeds and a 95% interval by Student's t; for one seed the mean over
@@ -170,7 +171,9 @@ if __name__ == "__main__":
     parser.add_argument(
         "--trainings", type=int, help="per fold, whose predictions are averaged; by default the recipe's"
     )
-    parser.add_argument("--training-seed", type=int, default=0, help="of the first training's random weights")
+    parser.add_argument(
+        "--training-seed", type=int, default=0, help="of a fold's first training; others take the next numbers"
+    )
     parser.add_argument("--models", nargs="+", metavar="NAME", help="these alone")
     parser.add_argument("--ablate", action="store_true", help="psa, one part of the recipe taken back at a time")
     parser.add_argument("--search", action="store_true", help="with and without dropped features, by validation")

@@ -224,6 +224,9 @@ def test_opposed_evidence_is_pooled_twice_and_added(n_out):
             pooled = [sum(w * v for w, v in zip((0.7 * of).softmax(0), of, strict=True)) for of in (e, o)]
             torch.testing.assert_close(logits[k], sum(pooled) + model.head.bias[k])
             torch.testing.assert_close(evidence[:, k], e + o + model.head.bias[k])
+    sums = tokens[0] @ (model.head.weight + model.opposed.weight).T
+    expected = sums[:, 0] if n_out == 1 else sums.amax(1) - sums.mean(1)
+    torch.testing.assert_close(out.tile_scores, expected)
 
 
 def test_opposed_evidence_begins_without_a_side():
@@ -238,8 +241,16 @@ def test_opposed_evidence_begins_without_a_side():
     torch.testing.assert_close(out.tile_evidence, model.head.bias.expand(60, 1))
     variance = (tokens[0] @ model.head.weight[0]).var(correction=0)
     torch.testing.assert_close(out.logits[0, 0] - model.head.bias[0], 2e-3 * variance, rtol=1e-4, atol=0)
-    checked = check_model("psa", heads=2, head_dim=4, pooling="opposed")
-    assert set(checked.exceptions) == {"evidence"}
+
+
+def test_opposed_evidence_keeps_all_other_promises():
+    def begun(in_dim, n_out):  # before the first step all scores are 0
+        model = create_model("psa", in_dim, n_out, heads=2, head_dim=4, pooling="opposed")
+        with torch.no_grad():
+            model.opposed.weight.mul_(0.9)
+        return model
+
+    assert set(check_model(begun).exceptions) == {"evidence"}
 
 
 def test_radii_shall_be_small_in_the_second_half_of_training():

@@ -71,9 +71,9 @@ def percentiles(scores: Tensor) -> Tensor:
 
 def _shares(model: nn.Module, scores: Tensor, outputs: int) -> Tensor | None:
     """Weights of the tiles in the pooled bag, of models that pool by a softmax of the score, the same for all."""
-    log_sharpness = getattr(model, "log_sharpness", None)  # of those that pool by evidence
     if getattr(model, "opposed", None) is not None:
         return None  # two weights for each tile
+    log_sharpness = getattr(model, "log_sharpness", None)  # of those that pool by evidence
     if isinstance(log_sharpness, Tensor):
         return (scores.double() * float(log_sharpness.double().exp())).softmax(0) if outputs == 1 else None
     return scores.double().softmax(0) if isinstance(model, POOLED_BY_SOFTMAX) else None

@@ -4,8 +4,8 @@ r"""PSA-MIL: multiple instance learning with probabilistic spatial attention.
 
 PSA reads self-attention as a posterior over tiles whose prior decays with distance at a rate that each head learns
 (:mod:`psamil.spatial`). Pooling is z = sum_i softmax_i(a_i) x_i with a_i linear in x_i, as in the authors' code, or
-gated; a_i is returned as the score of tile i. The diversity loss -alpha H(rates), summed over layers, keeps the radii
-of the heads apart.
+gated; a_i is returned as the score of tile i. (Other poolings are in :mod:`psamil.models.trunk`.) The diversity loss
+-alpha H(rates), summed over layers, keeps the radii of the heads apart.
 
 The paper leaves one thing open: where one radius serves the labels as well as another, nothing decides between them. A
 radius loss, off by default,

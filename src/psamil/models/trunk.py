@@ -10,13 +10,16 @@ for each logit its own, with gamma > 0 learned, between the mean (0) and the max
 Attention is free to look at tiles that speak against the class, and then its scores point away from a lesion.
 
 Weights by evidence magnify whatever the first weights happen to take for evidence, which is as often the lack of
-something as the thing itself. With the pooling "opposed" there are two, e_i = head(x_i) and o_i, each pooled by itself:
+something as the thing itself. With the pooling "opposed" there are two, e_i = W x_i and o_i = V x_i, where the head is
+W x + b and V = -W in the beginning, each pooled by itself with the same gamma:
 
-    logits = sum_i softmax_i(gamma e_i) e_i + sum_i softmax_i(gamma o_i) o_i + b,    o = -e in the beginning.
+    logits = sum_i softmax_i(gamma e_i) e_i + sum_i softmax_i(gamma o_i) o_i + b
 
-The evidence of a tile is e_i + o_i + b, the logits that it would have alone. In the beginning it is b for all tiles,
-and the logits, 2 gamma var(e) + b to first order in gamma, see how much the tiles of a bag differ, whichever way: which
-way it is, is learned. The logits are a sum of two means of the tiles then, and no single mean of their evidence.
+The evidence of a tile is e_i + o_i + b, the logits that it would have alone, and its score e_i + o_i. In the beginning
+the evidence is b for all tiles, and the logits, 2 gamma var(e) + b to first order in gamma with the variance over the
+tiles of the bag, see how much these differ, whichever way: which way it is, is learned. The logits are a sum of two
+means of the tiles then, and no single mean of their evidence: they can lie above that of every tile, never below its
+mean.
 
 What differs between models of this trunk is the attention, and whether positions are encoded before it: see
 :mod:`psamil.models.psa` and :mod:`psamil.models.variants`.
