@@ -19,7 +19,8 @@ Every model has the same recipe and about the same width; ``psa-shuffled`` is ps
 ``psa-without-arrangement``, of cells, what the name says. ``--training-seed`` trains with other random numbers, into
 another OUT.
 ``--ablate`` trains psa with one part of "detection" taken back at a time. ``--search`` trains every model with and
-without dropped features, and shows the AUC on the validation parts: what is higher there is in the recipe. A run that
+without dropped features, those of the trunk of PSA with attention that begins as a mean and at random as well, and
+shows the AUC on the validation parts: what is higher there is in the recipe. A run that
 was stopped goes on. The table has the mean over seeds and a 95% interval by Student's t; for one seed the mean over
 folds, and an interval over patients.
 """
@@ -49,7 +50,7 @@ from scipy.stats import t as student
 from psamil import fit, list_models
 from psamil.cli.progress import TrainingProgress
 from psamil.cohort import Cohort, k_fold, splits_from_columns, with_validation
-from psamil.recipes import settings_of_recipe
+from psamil.recipes import TRUNK_OF_PSA, settings_of_recipe
 
 LESIONS = ("lesions", "plain-lesions")
 CELLS = {"crc": "crc_codex_schurch2020", "tnbc": "tnbc_mibi_keren2018"}
@@ -64,9 +65,14 @@ SEARCHED: dict[str, dict[str, Any]] = {
     "half of the features dropped": {"drop_features": 0.5},
     "no features dropped": {"drop_features": 0.0},
 }
+SEARCHED_OF_TRUNK: dict[str, dict[str, Any]] = {
+    "attention first the mean": {"first_attention": "mean"},
+    "attention first random": {"first_attention": "random"},
+}
 ABLATIONS: dict[str, dict[str, Any]] = {
     "psa": {},
     "psa, attention pooling": {"model_options": {"pooling": "linear"}},
+    "psa, attention first random": {"model_options": {"first_attention": "random"}},
     "psa, one evidence": {"model_options": {"pooling": "evidence"}},
     "psa, tiles of normal slides not told": {"negative_tiles": 0.0},
     "psa, no features dropped": {"drop_features": 0.0},
@@ -114,7 +120,12 @@ def variants(which: str, names: list[str] | None, ablate: bool, search: bool = F
     """Settings of what is trained, by name."""
     if search:
         found = variants(which, names, ablate=False)
-        return {f"{name}, {end}": {**found[name], **own} for name in found for end, own in SEARCHED.items()}
+        searched = {f"{name}, {end}": {**found[name], **own} for name in found for end, own in SEARCHED.items()}
+        return {
+            f"{name}, {end}" if end else name: {**settings, "model_options": {**settings["model_options"], **own}}
+            for name, settings in searched.items()
+            for end, own in (SEARCHED_OF_TRUNK if settings["model"] in TRUNK_OF_PSA else {"": {}}).items()
+        }
     if ablate:
         return {name: {"model": "psa", **ABLATIONS[name]} for name in names or ABLATIONS}
     narrow = narrow_options(48 if which in CELLS else 96)
@@ -176,7 +187,7 @@ if __name__ == "__main__":
     )
     parser.add_argument("--models", nargs="+", metavar="NAME", help="these alone")
     parser.add_argument("--ablate", action="store_true", help="psa, one part of the recipe taken back at a time")
-    parser.add_argument("--search", action="store_true", help="with and without dropped features, by validation")
+    parser.add_argument("--search", action="store_true", help="what differs between models, by validation")
     arguments = parser.parse_args()
     torch.set_num_threads(1)  # tensors this small are fastest on one thread
     which = arguments.what

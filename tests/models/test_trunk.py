@@ -30,7 +30,7 @@ OPTIONS = {
 def small(variant: str, **options) -> Trunk:
     torch.manual_seed(0)
     model = create_model(
-        variant.split()[0], 6, 2, **{"heads": 2, "head_dim": 8, **OPTIONS[variant], **options}
+        variant.split()[0], 6, 2, **{"heads": 2, "head_dim": 8, **OPTIONS.get(variant, {}), **options}
     ).double()
     for block in model.blocks:
         if hasattr(block.attention, "table"):
@@ -170,6 +170,40 @@ def test_classes_of_distances() -> None:
     assert torch.equal(irpe, bucket(dx, dy))
     assert [int(irpe[i]) for i in (0, 1, 2, 3, 4, 24)] == [0, 1, 2, 2, 3, 3]
     assert torch.equal(table, d.double().clamp(max=20).floor().long())
+
+
+@pytest.mark.parametrize("variant", [*OPTIONS, "psa"])
+def test_attention_that_begins_as_the_mean(variant: str) -> None:
+    """With queries and keys of 0 twice the mean of what is looked at; theirs begin at a tenth of random ones."""
+    options = {"first_attention": "mean", "depth": 2} | (
+        {"decay": "exponential", "k_init": 4.0} if variant == "psa" else {}
+    )
+    model, random = (
+        small(variant, **{**OPTIONS.get(variant, {}), **options, **own}) for own in ({}, {"first_attention": "random"})
+    )
+    xy = positions("lattice", 30).double()
+    d = (xy[:, None] - xy).square().sum(-1).sqrt()
+    x = torch.randn(30, 16, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    for block, other in zip(model.blocks, random.blocks, strict=True):
+        attention = block.attention
+        content = attention.qkv.weight[:32]
+        torch.testing.assert_close(content, other.attention.qkv.weight[:32] / 10)
+        with torch.no_grad():
+            content.zero_()
+        weights = torch.ones_like(d)[None].repeat(2, 1, 1)
+        if variant == "local":
+            weights = (d <= 3.0 + 1e-9).double()[None]
+        elif variant == "psa":
+            prior = torch.exp(-d * attention.prior.theta.detach()[:, None, None])
+            weights = prior * (prior >= attention.prior.tau)
+        elif "rpe" in variant:  # distances are random in these tests
+            torch.nn.init.zeros_(attention.table)
+        means = (weights / weights.sum(2, keepdim=True)) @ x
+        expected = torch.cat((means[0, :, :8], means[-1, :, 8:]), 1)
+        torch.testing.assert_close(attention(x, xy, Layout.of(xy)), 2 * expected)
+    assert torch.equal(model.head.weight, random.head.weight)  # whatever else is random is so as before
+    with pytest.raises(OptionError, match="unknown first_attention 'zero'"):
+        small(variant, first_attention="zero")
 
 
 def test_depth() -> None:

@@ -21,6 +21,15 @@ tiles of the bag, see how much these differ, whichever way: which way it is, is 
 means of the tiles then, and no single mean of their evidence: they can lie above that of every tile, never below its
 mean.
 
+Attention whose first weights are random begins as a random mixture of what surrounds a tile, on axes that have nothing
+to do with the tile's own. With first_attention="mean" it begins as the mean of what surrounds the tile (by the prior,
+where there is one), on the axes of the tile:
+
+    x + Attention(LN x) = x + 2 mean(LN x)    about, with values LN x, output 2 v, queries and keys a tenth of random
+
+so that what a tile is and what lies around it count alike from the first step, and what tells tiles apart is learned
+once for both. All of it goes on to learn.
+
 What differs between models of this trunk is the attention, and whether positions are encoded before it: see
 :mod:`psamil.models.psa` and :mod:`psamil.models.variants`.
 """
@@ -42,6 +51,9 @@ _AUTHORS = {"heads": 3, "depth": 1, "adapter_layers": 2, "mlp_ratio": 4, "poolin
 
 POOLINGS = ("linear", "gated", "evidence", "opposed")
 TWO_MEANS = "logits are the sum of two means of the tiles"
+FIRST_ATTENTIONS = ("random", "mean")
+MEAN_GAIN = 2.0  # of the mean of what surrounds a tile
+MEAN_CONTENT = 0.1  # of random queries and of keys; their products are a hundredth
 FIRST_SHARPNESS = 1.0  # gamma; nearer to the mean, what a slide lacks is evidence as good as what it has
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -106,6 +118,18 @@ class MultiHeadAttention(nn.Module):
         self.qkv = nn.Linear(width, 3 * width, bias=qkv_bias)
         self.proj = nn.Linear(width, width)
 
+    @torch.no_grad()
+    def begin_as_mean(self) -> None:
+        """Takes first weights by which this is :data:`MEAN_GAIN` times the mean of the tokens that are looked at."""
+        identity = torch.eye(self.proj.in_features)
+        content, values = self.qkv.weight.split([2 * len(identity), len(identity)])
+        content.mul_(MEAN_CONTENT)
+        values.copy_(identity)
+        self.proj.weight.copy_(MEAN_GAIN * identity)
+        for bias in (self.qkv.bias, self.proj.bias):
+            if bias is not None:
+                bias.zero_()
+
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, (n, heads, d) each."""
         q, k, v = self.qkv(x).unflatten(1, (3, self.heads, self.head_dim)).unbind(1)
@@ -133,6 +157,7 @@ class Trunk(nn.Module):
         adapter_layers: 1 projects the features, every further layer adds a residual block.
         mlp_ratio: hidden width of the MLPs in model widths.
         pooling: "linear" as the authors, "gated", "evidence" or "opposed".
+        first_attention: what attention is before training, "random" as the authors, or the "mean" of what it looks at.
     """
 
     needs_layout = True
@@ -150,18 +175,25 @@ class Trunk(nn.Module):
         adapter_layers: int = 2,
         mlp_ratio: int = 4,
         pooling: str = "linear",
+        first_attention: str = "random",
     ) -> None:
         super().__init__()
         if min(in_dim, n_out, heads, head_dim, depth, adapter_layers, mlp_ratio) < 1:
             raise OptionError("in_dim, n_out, heads, head_dim, depth, adapter_layers and mlp_ratio must be at least 1")
         if pooling not in POOLINGS:
             raise one_of("pooling", pooling, POOLINGS)
+        if first_attention not in FIRST_ATTENTIONS:
+            raise one_of("first_attention", first_attention, FIRST_ATTENTIONS)
         width = heads * head_dim
         self.in_dim = in_dim
         self.adapter = Adapter(in_dim, width, adapter_layers)
         self.position = None if position is None else position(width)
         self.exceptions: dict[str, str] = getattr(self.position, "exceptions", {})  # see psamil.models.check
         self.blocks = nn.ModuleList(TransformerBlock(width, attention(width, heads), mlp_ratio) for _ in range(depth))
+        if first_attention == "mean":
+            for module in self.blocks.modules():
+                if isinstance(module, MultiHeadAttention):
+                    module.begin_as_mean()
         self.norm = nn.LayerNorm(width, eps=1e-6)
         self.score: nn.Module | None = None
         self.log_sharpness: nn.Parameter | None = None
