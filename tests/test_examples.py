@@ -111,6 +111,11 @@ def test_a_search_shows_what_validation_finds_and_no_more(monkeypatch):
     searched = example["variants"]("lesions", ["gtp"], False, search=True)
     assert list(searched) == ["gtp, half of the features dropped", "gtp, no features dropped"]
     assert [own["drop_features"] for own in searched.values()] == [0.5, 0.0]
+    of_trunk = example["variants"]("lesions", ["psa"], False, search=True)
+    assert len(of_trunk) == 4
+    found = {(own["drop_features"], own["model_options"]["first_attention"]) for own in of_trunk.values()}
+    assert found == {(drop, first) for drop in (0.5, 0.0) for first in ("mean", "random")}
+    assert all(own["model_options"]["head_dim"] == 32 for own in of_trunk.values())
     runs = pd.DataFrame({"variant": [*searched], "validation_auc": [0.7, 0.8], "auc": [0.9, 0.1]})
     table = example["table_of"](runs, ("validation_auc",))
     assert [list(column.cells) for column in table.columns] == [[*searched][::-1], ["0.800", "0.700"]]
