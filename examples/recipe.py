@@ -55,14 +55,7 @@ from psamil.recipes import TRUNK_OF_PSA, settings_of_recipe
 LESIONS = ("lesions", "plain-lesions")
 CELLS = {"crc": "crc_codex_schurch2020", "tnbc": "tnbc_mibi_keren2018"}
 SLIDES = ("msi", "brca", "lung")
-METRICS = (
-    "auc",
-    "patch_auc",
-    "froc_tile@6",
-    "probability_patch_auc",
-    "probability_froc_tile@6",
-    "average_precision",
-)
+METRICS = ("auc", "patch_auc", "froc_tile@6", "average_precision")
 LINEAR = ("mean", "size")  # they learn little by the rates of the others
 AS_ABMIL = {  # do not begin to learn by the rates of the others; but for abmil: AUC on the validation parts below 0.65
     "crc": ("abmil", "ibmil", "max"),

@@ -24,7 +24,6 @@ from psamil.evaluation.experiment import write_table
 from psamil.evaluation.exported import read_config
 from psamil.evaluation.fold_localisation import (
     EVIDENCE,
-    PROBABILITY,
     SCORES,
     TILE_SCORES_FILE,
     ScoredPart,
@@ -214,7 +213,6 @@ def _predicted(
     kinds: dict[str, list[Tensor | None]] = {
         SCORES: [prediction.tile_scores for prediction in predictions],
         EVIDENCE: [evidence_for_second_class(prediction.tile_evidence) for prediction in predictions],
-        PROBABILITY: [prediction.tile_log_probability for prediction in predictions],
     }
     return predictions, {
         kind: ScoredPart.of(

@@ -2,9 +2,7 @@
 
 Tiles are scored by ``ModelOutput.tile_scores``, which no label of a tile has touched; the scores of a fold are the mean
 over its seeds, as its predictions are. A model of two classes that also says what each tile speaks for
-(``ModelOutput.tile_evidence``, for the second class) is tested on that as well, by the metrics named ``evidence_...``,
-and on the probability that slide and tile are of that class (:func:`psamil.evaluation.tile_maps.mean_log_probability`),
-by those named ``probability_...``.
+(``ModelOutput.tile_evidence``, for the second class) is tested on that as well, by the metrics named ``evidence_...``.
 
 Slides without labels are left out; those without a lesion count, for their false positives. Lesions are those of the
 label files, or groups of touching labelled tiles of any size where these number none; where positions are not those of
@@ -27,12 +25,7 @@ from torch import Tensor
 
 from psamil.cohort import Cohort, Sample, Split
 from psamil.evaluation.localisation import ScoredSlide, lesion_froc, patch_auc, patch_f1, tile_froc
-from psamil.evaluation.tile_maps import (
-    evidence_for_second_class,
-    mean_evidence,
-    mean_log_probability,
-    mean_scores,
-)
+from psamil.evaluation.tile_maps import evidence_for_second_class, mean_evidence, mean_scores
 from psamil.evaluation.tile_resamples import interval_over_folds, resampled_metrics
 from psamil.files import read_json, without_nan, write_json
 from psamil.training.fold import MODEL_FILE
@@ -54,13 +47,9 @@ LOCALISATION_METRICS = (
     "evidence_patch_auc_per_slide",
     "evidence_froc_tile@6",
     "evidence_froc_lesion",
-    "probability_patch_auc",
-    "probability_froc_tile@6",
-    "probability_froc_lesion",
 )
-SCORES, EVIDENCE, PROBABILITY = "scores", "evidence", "probability"  # kinds of maps
+SCORES, EVIDENCE = "scores", "evidence"  # kinds of maps
 RESAMPLED = "resampled"
-FORMAT = 2  # of the file; metrics of another one are made again
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,7 +104,7 @@ def localise_fold(cohort: Cohort, split: Split, jobs: Sequence[Path], folder: Pa
     parts = {name: cohort.select(ids) for name, ids in (("val", split.val), ("test", split.test))}
     labels = cohort.tile_labels.fingerprint(r.id for part in parts.values() for s in part.samples for r in s.bags)
     written = folder / LOCALISATION_FILE
-    if written.exists() and (before := read_json(written)).get("labels") == labels and before.get("format") == FORMAT:
+    if written.exists() and (before := read_json(written)).get("labels") == labels and RESAMPLED in before:
         return
     models = [SavedModel.load(job / MODEL_FILE) for job in jobs]
     maps = {name: _scored(part, models) for name, part in parts.items()}
@@ -123,7 +112,6 @@ def localise_fold(cohort: Cohort, split: Split, jobs: Sequence[Path], folder: Pa
     scored["test"].save(folder / TILE_SCORES_FILE)
     threshold = scored["val"].best_threshold()
     about = {
-        "format": FORMAT,
         "labels": labels,
         "threshold": threshold,
         "slides": {name: len(part.scores) for name, part in scored.items()},
@@ -142,12 +130,8 @@ def _scored(cohort: Cohort, models: Sequence[SavedModel]) -> dict[str, ScoredPar
     batches = loader.batches([sample] for sample in cohort.samples)
     for sample, batch in zip(cohort.samples, batches, strict=True):
         outputs = [model.model(batch) for model in models]
-        kinds = {
-            SCORES: mean_scores(outputs),
-            EVIDENCE: evidence_for_second_class(mean_evidence(outputs)),
-            PROBABILITY: mean_log_probability(outputs),
-        }
-        for kind, values in kinds.items():
+        evidence = evidence_for_second_class(mean_evidence(outputs))
+        for kind, values in ((SCORES, mean_scores(outputs)), (EVIDENCE, evidence)):
             if values is not None:
                 found.setdefault(kind, []).extend(by_slide(cohort, sample, batch.xy, batch.slides, values))
     return {kind: ScoredPart.of(slides) for kind, slides in found.items()}
@@ -200,11 +184,10 @@ def localisation_metrics(
 def metrics_of_maps(maps: Mapping[str, ScoredPart], threshold: float, *, with_lesions: bool) -> dict[str, float]:
     """All of ``LOCALISATION_METRICS`` that the maps allow. The threshold is for the patch F1 of the scores."""
     found = localisation_metrics(maps[SCORES].labelled, threshold, with_lesions=with_lesions)
-    for kind in (EVIDENCE, PROBABILITY):
-        if kind in maps:
-            of_kind = localisation_metrics(maps[kind].labelled, np.nan, with_lesions=with_lesions)
-            named = {f"{kind}_{name}": value for name, value in of_kind.items()}
-            found |= {name: value for name, value in named.items() if name in LOCALISATION_METRICS}
+    if EVIDENCE in maps:
+        of_evidence = localisation_metrics(maps[EVIDENCE].labelled, np.nan, with_lesions=with_lesions)
+        named = {f"{EVIDENCE}_{name}": value for name, value in of_evidence.items()}
+        found |= {name: value for name, value in named.items() if name in LOCALISATION_METRICS}
     return found
 
 

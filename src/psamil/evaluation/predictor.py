@@ -26,7 +26,7 @@ from psamil.errors import DataError, OptionError
 from psamil.evaluation.exported import check_models, read_config
 from psamil.evaluation.hub import local_folder
 from psamil.evaluation.run_folder import METRICS_FILE, RUN_FILE
-from psamil.evaluation.tile_maps import mean_evidence, mean_log_probability, mean_scores
+from psamil.evaluation.tile_maps import mean_evidence, mean_scores
 from psamil.files import read_json
 from psamil.spatial import Layout
 from psamil.training.class_tasks import ClassificationTask, MultiLabelTask
@@ -85,7 +85,6 @@ class Prediction:
     models: int
     note: str = ""  # a reason for doubt
     tile_evidence: Tensor | None = None  # (tiles, n_out) for and against each output, on the scale of the logits
-    tile_log_probability: Tensor | None = None  # (tiles,) that bag and tile are of the second of two classes
 
     @property
     def probabilities(self) -> dict[str, float]:
@@ -191,7 +190,6 @@ class Predictor:
             predicted=self._choice(values),
             tile_scores=mean_scores(outputs),
             tile_evidence=mean_evidence(outputs),
-            tile_log_probability=mean_log_probability(outputs),
             models=len(self),
             note=self._note(bag),
         )

@@ -43,9 +43,6 @@ METRIC_TITLES = {
     "evidence_patch_auc_per_slide": "patch AUC per slide by evidence",
     "evidence_froc_tile@6": "tile FROC by evidence",
     "evidence_froc_lesion": "lesion FROC by evidence",
-    "probability_patch_auc": "patch AUC by probability",
-    "probability_froc_tile@6": "tile FROC by probability",
-    "probability_froc_lesion": "lesion FROC by probability",
 }
 LATEX_SIGNS = {
     "\\": r"\textbackslash{}",
