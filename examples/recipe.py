@@ -73,6 +73,7 @@ ABLATIONS: dict[str, dict[str, Any]] = {
     "psa": {},
     "psa, attention pooling": {"model_options": {"pooling": "linear"}},
     "psa, attention first random": {"model_options": {"first_attention": "random"}},
+    "psa, scores of tiles alone": {"model_options": {"slide_share": 0.0}},
     "psa, one evidence": {"model_options": {"pooling": "evidence"}},
     "psa, tiles of normal slides not told": {"negative_tiles": 0.0},
     "psa, no features dropped": {"drop_features": 0.0},

@@ -95,10 +95,11 @@ def test_the_recipe_of_the_paper_is_the_common_one():
 
 @pytest.mark.parametrize("model", list_models())
 def test_every_model_is_trained_by_the_recipe_for_detection(model, cohort, split, tmp_path):
-    """Which differs from the default in four things; the loss of tiles is for all models that give evidence."""
+    """Which differs from the default in five things; the loss of tiles is for all models that give evidence."""
     settings = settings_of_recipe("detection", model)
     assert (settings.model_options.get("pooling") == "opposed") == (model in TRUNK_OF_PSA)
-    own = ("pooling", "first_attention")
+    assert (settings.model_options.get("first_attention") == "mean") == (model in TRUNK_OF_PSA)
+    own = ("pooling", "first_attention", "slide_share")
     options = {name: value for name, value in settings.model_options.items() if name not in own}
     plain = replace(settings, negative_tiles=0.0, drop_features=0.0, model_options=options)
     assert plain == settings_of_recipe("context", model)

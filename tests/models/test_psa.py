@@ -229,6 +229,32 @@ def test_opposed_evidence_is_pooled_twice_and_added(n_out):
     torch.testing.assert_close(out.tile_scores, expected)
 
 
+@pytest.mark.parametrize("pooling", ["evidence", "opposed"])
+@pytest.mark.parametrize("n_out", [1, 3])
+def test_scores_of_tiles_know_as_much_of_the_slide_as_they_are_told(pooling, n_out):
+    torch.manual_seed(0)
+    plain, knowing = (
+        create_model("psa", 6, n_out, heads=2, head_dim=4, pooling=pooling, slide_share=share).double()
+        for share in (0.0, 0.25)
+    )
+    if plain.opposed is not None:
+        with torch.no_grad():
+            plain.opposed.weight.mul_(0.5)
+    knowing.load_state_dict(plain.state_dict())
+    batch = PackedBags.of(bags(50, 1, 30, dtype=torch.float64))
+    alone, told = plain(batch), knowing(batch)
+    torch.testing.assert_close(told.logits, alone.logits)
+    torch.testing.assert_close(told.tile_evidence, alone.tile_evidence)
+    bias = plain.head.bias
+    of_slide = (alone.logits - bias)[torch.repeat_interleave(torch.arange(3), torch.tensor([50, 1, 30]))]
+    expected = alone.tile_evidence - bias + 0.25 * of_slide
+    expected = expected[:, 0] if n_out == 1 else expected.amax(1) - expected.mean(1)
+    torch.testing.assert_close(told.tile_scores, expected)
+    assert not torch.allclose(told.tile_scores, alone.tile_scores)
+    with pytest.raises(OptionError, match="slide_share must be a number from 0 on"):
+        create_model("psa", 6, 1, slide_share=-1.0)
+
+
 def test_opposed_evidence_begins_without_a_side():
     """The evidence of all tiles is the bias, and logits are 2 gamma var(e) + bias to first order in gamma."""
     model = create_model("psa", 6, 1, heads=2, head_dim=4, pooling="opposed").double()
@@ -245,7 +271,8 @@ def test_opposed_evidence_begins_without_a_side():
 
 def test_opposed_evidence_keeps_all_other_promises():
     def begun(in_dim, n_out):  # before the first step all scores are 0
-        model = create_model("psa", in_dim, n_out, heads=2, head_dim=4, pooling="opposed")
+        options = {"pooling": "opposed", "slide_share": 0.5, "first_attention": "mean"}
+        model = create_model("psa", in_dim, n_out, heads=2, head_dim=4, **options)
         with torch.no_grad():
             model.opposed.weight.mul_(0.9)
         return model

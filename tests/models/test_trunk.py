@@ -172,14 +172,18 @@ def test_classes_of_distances() -> None:
     assert torch.equal(table, d.double().clamp(max=20).floor().long())
 
 
-@pytest.mark.parametrize("variant", [*OPTIONS, "psa"])
+BEGINNINGS = {
+    **OPTIONS,
+    "psa": {"decay": "exponential", "k_init": [3.3, 6.7]},
+    "psa nearest": {"neighbours": "nearest"},
+}
+
+
+@pytest.mark.parametrize("variant", BEGINNINGS)
 def test_attention_that_begins_as_the_mean(variant: str) -> None:
     """With queries and keys of 0 twice the mean of what is looked at; theirs begin at a tenth of random ones."""
-    options = {"first_attention": "mean", "depth": 2} | (
-        {"decay": "exponential", "k_init": 4.0} if variant == "psa" else {}
-    )
     model, random = (
-        small(variant, **{**OPTIONS.get(variant, {}), **options, **own}) for own in ({}, {"first_attention": "random"})
+        small(variant, **BEGINNINGS[variant], depth=2, first_attention=first) for first in ("mean", "random")
     )
     xy = positions("lattice", 30).double()
     d = (xy[:, None] - xy).square().sum(-1).sqrt()
@@ -190,6 +194,12 @@ def test_attention_that_begins_as_the_mean(variant: str) -> None:
         torch.testing.assert_close(content, other.attention.qkv.weight[:32] / 10)
         with torch.no_grad():
             content.zero_()
+        found = attention(x, xy, Layout.of(xy))
+        if variant == "psa nearest":  # whose neighbours are those of other tests: each half of x by its own head
+            one = attention(torch.ones_like(x), xy, Layout.of(xy))
+            torch.testing.assert_close(one, torch.full_like(x, 2.0))
+            assert bool((found.abs() <= 2 * x.abs().amax(0)).all())
+            continue
         weights = torch.ones_like(d)[None].repeat(2, 1, 1)
         if variant == "local":
             weights = (d <= 3.0 + 1e-9).double()[None]
@@ -198,9 +208,9 @@ def test_attention_that_begins_as_the_mean(variant: str) -> None:
             weights = prior * (prior >= attention.prior.tau)
         elif "rpe" in variant:  # distances are random in these tests
             torch.nn.init.zeros_(attention.table)
+            found = attention(x, xy, Layout.of(xy))
         means = (weights / weights.sum(2, keepdim=True)) @ x
-        expected = torch.cat((means[0, :, :8], means[-1, :, 8:]), 1)
-        torch.testing.assert_close(attention(x, xy, Layout.of(xy)), 2 * expected)
+        torch.testing.assert_close(found, 2 * torch.cat((means[0, :, :8], means[-1, :, 8:]), 1))
     assert torch.equal(model.head.weight, random.head.weight)  # whatever else is random is so as before
     with pytest.raises(OptionError, match="unknown first_attention 'zero'"):
         small(variant, first_attention="zero")

@@ -21,19 +21,25 @@ tiles of the bag, see how much these differ, whichever way: which way it is, is 
 means of the tiles then, and no single mean of their evidence: they can lie above that of every tile, never below its
 mean.
 
-Attention whose first weights are random begins as a random mixture of what surrounds a tile, on axes that have nothing
-to do with the tile's own. With first_attention="mean" it begins as the mean of what surrounds the tile (by the prior,
-where there is one), on the axes of the tile:
+By both poolings the evidence of a tile knows no more of the slide than its attention sees. Of two tiles with the same
+evidence, the one in a slide that is all but certainly normal is less likely to be lesion. With ``slide_share`` s > 0
+the score of a tile is e_i + o_i + s (z - b), where z are the logits of its bag: inside a bag the order of tiles stays
+the same, between bags the prediction comes in. It is a score alone: evidence, logits and training are what they were.
+
+Attention whose first weights are random begins as a random mixture of what it looks at, on axes that have nothing to
+do with the tile's own. With first_attention="mean" it begins as twice the mean of what it looks at (by the prior, where
+there is one; without prior and radius that is the whole slide), on the axes of the tile:
 
     x + Attention(LN x) = x + 2 mean(LN x)    about, with values LN x, output 2 v, queries and keys a tenth of random
 
-so that what a tile is and what lies around it count alike from the first step, and what tells tiles apart is learned
-once for both. All of it goes on to learn.
+so that what tells tiles apart is learned once for a tile and for what lies around it. How much the latter counts at
+first depends on the scale of the features, as x is not normalised. All of it goes on to learn.
 
 What differs between models of this trunk is the attention, and whether positions are encoded before it: see
 :mod:`psamil.models.psa` and :mod:`psamil.models.variants`.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -49,11 +55,12 @@ from psamil.spatial import Layout
 
 _AUTHORS = {"heads": 3, "depth": 1, "adapter_layers": 2, "mlp_ratio": 4, "pooling": "linear"}  # for all cohorts
 
-POOLINGS = ("linear", "gated", "evidence", "opposed")
+POOLINGS_BY_EVIDENCE = ("evidence", "opposed")
+POOLINGS = ("linear", "gated", *POOLINGS_BY_EVIDENCE)
 TWO_MEANS = "logits are the sum of two means of the tiles"
 FIRST_ATTENTIONS = ("random", "mean")
 MEAN_GAIN = 2.0  # of the mean of what surrounds a tile
-MEAN_CONTENT = 0.1  # of random queries and of keys; their products are a hundredth
+FIRST_LIKELIHOOD = 0.1  # queries and keys over random ones; their products are a hundredth
 FIRST_SHARPNESS = 1.0  # gamma; nearer to the mean, what a slide lacks is evidence as good as what it has
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -123,7 +130,7 @@ class MultiHeadAttention(nn.Module):
         """Takes first weights by which this is :data:`MEAN_GAIN` times the mean of the tokens that are looked at."""
         identity = torch.eye(self.proj.in_features)
         content, values = self.qkv.weight.split([2 * len(identity), len(identity)])
-        content.mul_(MEAN_CONTENT)
+        content.mul_(FIRST_LIKELIHOOD)
         values.copy_(identity)
         self.proj.weight.copy_(MEAN_GAIN * identity)
         for bias in (self.qkv.bias, self.proj.bias):
@@ -158,6 +165,7 @@ class Trunk(nn.Module):
         mlp_ratio: hidden width of the MLPs in model widths.
         pooling: "linear" as the authors, "gated", "evidence" or "opposed".
         first_attention: what attention is before training, "random" as the authors, or the "mean" of what it looks at.
+        slide_share: how much of the logits of its bag the score of a tile has; of "evidence" and "opposed" alone.
     """
 
     needs_layout = True
@@ -176,6 +184,7 @@ class Trunk(nn.Module):
         mlp_ratio: int = 4,
         pooling: str = "linear",
         first_attention: str = "random",
+        slide_share: float = 0.0,
     ) -> None:
         super().__init__()
         if min(in_dim, n_out, heads, head_dim, depth, adapter_layers, mlp_ratio) < 1:
@@ -184,8 +193,10 @@ class Trunk(nn.Module):
             raise one_of("pooling", pooling, POOLINGS)
         if first_attention not in FIRST_ATTENTIONS:
             raise one_of("first_attention", first_attention, FIRST_ATTENTIONS)
+        if not 0 <= slide_share < math.inf:
+            raise OptionError(f"slide_share must be a number from 0 on, got {slide_share}")
         width = heads * head_dim
-        self.in_dim = in_dim
+        self.in_dim, self.slide_share = in_dim, slide_share
         self.adapter = Adapter(in_dim, width, adapter_layers)
         self.position = None if position is None else position(width)
         self.exceptions: dict[str, str] = getattr(self.position, "exceptions", {})  # see psamil.models.check
@@ -198,7 +209,7 @@ class Trunk(nn.Module):
         self.score: nn.Module | None = None
         self.log_sharpness: nn.Parameter | None = None
         self.opposed: nn.Linear | None = None
-        if pooling in ("evidence", "opposed"):
+        if pooling in POOLINGS_BY_EVIDENCE:
             self.log_sharpness = nn.Parameter(torch.tensor(FIRST_SHARPNESS).log())
         else:
             self.score = nn.Linear(width, 1) if pooling == "linear" else GatedScore(width)
@@ -241,6 +252,7 @@ class Trunk(nn.Module):
         kinds = [evidence.to(torch.promote_types(evidence.dtype, torch.float32)) for evidence in kinds]
         pooled = torch.stack([soft_maximum(evidence, self.log_sharpness.exp(), batch) for evidence in kinds]).sum(0)
         evidence = torch.stack(kinds).sum(0)
+        scores = evidence + self.slide_share * pooled[batch.bag_of_tile]
         return ModelOutput(
-            pooled + self.head.bias, output_scores(self, evidence), tile_evidence=evidence + self.head.bias
+            pooled + self.head.bias, output_scores(self, scores), tile_evidence=evidence + self.head.bias
         )
